@@ -517,7 +517,7 @@ def distinct_numbers_of(X: Any) -> tuple[np.ndarray, np.ndarray]:
     for column in rows.T:
         code = _mixed(code, _bits(column))
     first, member = _of_keys(code)
-    if len(first) == len(rows) or _same(rows, rows[first][member]):
+    if len(first) == len(rows) or _same_numbers(rows, rows[first][member]):
         return first, member
     return _by_columns(rows)  # two rows of one hash: compare all columns
 
@@ -628,7 +628,7 @@ def _by_columns(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return _of_keys(member)
 
 
-def _same(one: np.ndarray, other: np.ndarray) -> bool:
+def _same_numbers(one: np.ndarray, other: np.ndarray) -> bool:
     """Whether two tables have the same numbers, missing ones included."""
     if one.dtype.kind in "biu":
         return bool(np.array_equal(one, other))

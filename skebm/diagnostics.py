@@ -184,7 +184,7 @@ def _by_column(statistic: Callable[[Floats], Floats], draws: Any, min_chains: in
     return out
 
 
-def _split(x: Floats) -> Floats:
+def _halve_chains(x: Floats) -> Floats:
     """Halves of the chains as chains: (columns, chains, n) -> (columns, 2 chains, n // 2)."""
     half = x.shape[2] // 2
     return np.concatenate([x[..., :half], x[..., -half:]], axis=1)
@@ -198,7 +198,7 @@ def _normal_scores(x: Floats) -> Floats:
 
 def _r_hat(x: Floats) -> Floats:
     """R-hat of the columns of x (columns, chains, n): (columns,)."""
-    x = _split(x)
+    x = _halve_chains(x)
     folded = np.abs(x - np.median(x, axis=(1, 2), keepdims=True))
     scores = (_normal_scores(x), _normal_scores(folded))
     # Chains that do not move have no variance: nan or infinity are the documented answers.
@@ -216,7 +216,7 @@ def _ess(x: Floats, kind: str) -> Floats:
     if kind == "tail":
         tails = np.quantile(x, TAILS, axis=(1, 2), keepdims=True)
         return np.minimum(*(_ess((x <= q).astype(np.float64), "mean") for q in tails))
-    x = _normal_scores(_split(x)) if kind == "bulk" else _split(x)
+    x = _normal_scores(_halve_chains(x)) if kind == "bulk" else _halve_chains(x)
     n, total = x.shape[2], x.shape[1] * x.shape[2]
     mean = x.mean(2, keepdims=True)
     covariance = _lagged_products(x - mean) / n

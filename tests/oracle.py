@@ -9,7 +9,7 @@ import itertools
 import scipy.stats
 import torch
 
-from skebm.base import Binary, Categorical, Real
+from skebm.base import Binary, Categorical, Energy, Real
 from skebm.base.domains import parts_of
 from skebm.distributions import (
     ChowLiuTree,
@@ -22,12 +22,10 @@ from skebm.distributions import (
 )
 from skebm.energies import (
     MLP,
-    AnnealedGaussianRBM,
     BernoulliRBM,
     ClassRBM,
     ConditionalEnergy,
     GatedEnergy,
-    GaussianRBM,
     GivenEnergy,
     MixedRBM,
     Spec,
@@ -116,26 +114,23 @@ def make_tree_rbm(n_visible, n_hidden, *, seed=0, **kwargs):
     return energy
 
 
-def make_gaussian_rbm(n_visible, n_hidden, *, seed=0, scale=0.6, learn_sigma=True):
-    """A Gaussian RBM whose columns differ in width, on a base that has nothing to do with them."""
+class AutogradRBM(MixedRBM):
+    """An RBM without a gradient by hand, as an energy is that only has what it must."""
+
+    contrast_gradient = Energy.contrast_gradient
+
+
+def make_real_rbm(n_visible, n_hidden, *, cls=MixedRBM, seed=0, scale=0.6):
+    """An RBM of numbers whose precisions and means are not those of its base."""
     generator = seeded(seed)
 
     def normal(n):
         return torch.randn(n, generator=generator, dtype=DOUBLE)
 
     base = Gaussian(0.3 * normal(n_visible), (0.2 * normal(n_visible)).exp() * 1.7)
-    energy = GaussianRBM(
-        n_visible,
-        n_hidden,
-        generator=generator,
-        scale=scale,
-        sigma=(0.3 * normal(n_visible)).exp(),
-        learn_sigma=learn_sigma,
-        dtype=DOUBLE,
-        base=base,
-    )
+    energy = cls(base, n_hidden, generator=generator, scale=scale, dtype=DOUBLE)
     with torch.no_grad():
-        for p in (energy.visible_bias, energy.hidden_bias):
+        for p in (energy.visible_bias, energy.hidden_bias, energy.log_precision):
             p.copy_(0.5 * normal(len(p)))
     return energy
 
@@ -181,10 +176,6 @@ def joint_energy(energy, x, h):
         model = energy.energy
         log_q = model.base.log_prob(x)[:, None]
         return energy.beta * (joint_energy(model, x, h) + log_q) - log_q
-    if isinstance(energy, AnnealedGaussianRBM):
-        q = torch.distributions.Normal(energy.base.mean, energy.base.scale)
-        model = joint_energy(energy.energy, x, h)
-        return energy.beta * model - (1 - energy.beta) * q.log_prob(x).sum(1)[:, None]
     if isinstance(energy, ClassRBM):
         y, units = h[:, : energy.n_classes], h[:, energy.n_classes :]
         pairs = torch.einsum("mk,jk,mj->m", y, energy.class_weight, units)
@@ -206,11 +197,6 @@ def joint_energy(energy, x, h):
         unary = log_structure(energy, x) + x @ (factor * b)
         interaction = torch.einsum("ni,ji,mj->nm", x * factor, W, h)
         return -(unary[:, None] + h @ c + interaction)
-    if isinstance(energy, GaussianRBM):
-        variance = energy.log_variance.exp()
-        interaction = torch.einsum("mj,ji,ni->nm", h, W, x / variance)
-        squares = ((x - b) ** 2 / (2 * variance)).sum(1)
-        return squares[:, None] - (h * c).sum(1)[None, :] - interaction
     interaction = torch.einsum("mj,ji,ni->nm", h, W, x)
     value = -(x * b).sum(1)[:, None] - (h * c).sum(1)[None, :] - interaction
     if isinstance(energy.base, ChowLiuTree):  # itself tested against enumeration

@@ -205,6 +205,27 @@ def repeated_class_names(sources):
     ]
 
 
+def is_method(function):
+    """Whether a function takes an estimator as `self`: classes name it among their methods."""
+    arguments = function.args.posonlyargs + function.args.args
+    return bool(arguments) and arguments[0].arg == "self"
+
+
+def repeated_function_names(sources):
+    """Public names of functions that two modules define, of which a reader has to ask which."""
+    places = {}
+    for path, source in sources.items():
+        for node in parsed(source).body:
+            if isinstance(node, FUNCTIONS) and not (node.name.startswith("_") or is_method(node)):
+                places.setdefault(node.name, {}).setdefault(path, node.lineno)
+    return [
+        f"{name} is defined at {' and '.join(f'{path}:{line}' for path, line in found.items())}: "
+        "say in the name what it returns, or keep one"
+        for name, found in sorted(places.items())
+        if len(found) > 1
+    ]
+
+
 # ------------------------------------------------------------------------------
 # skebm keeps them
 # ------------------------------------------------------------------------------
@@ -247,6 +268,10 @@ def test_folders_are_not_crowded(package):
 
 def test_class_names_are_unique(package):
     assert repeated_class_names(package) == []
+
+
+def test_function_names_are_unique(package):
+    assert repeated_function_names(package) == []
 
 
 # ------------------------------------------------------------------------------
@@ -349,3 +374,15 @@ def test_a_repeated_class_name_is_caught():
     assert repeated_class_names(house) == []
     (violation,) = repeated_class_names(house | {"partition/exact.py": "class Settings: ..."})
     assert violation == "Settings is defined at estimators/rbm.py:2 and partition/exact.py:1"
+
+
+def test_a_repeated_function_name_is_caught():
+    house = {
+        "samplers/gibbs.py": "def sweep(x): ...\nclass Gibbs:\n    def draw(self): ...",
+        "estimators/rbm/methods.py": "def sample(self): ...\ndef _draw(x): ...",
+        "estimators/neural/methods.py": "def sample(self): ...\ndef _draw(x): ...",
+        "partition/exact.py": "def draw(x):\n    def sweep(): ...",
+    }
+    assert repeated_function_names(house) == []
+    (violation,) = repeated_function_names(house | {"base/domains.py": "async def sweep(): ..."})
+    assert violation.startswith("sweep is defined at samplers/gibbs.py:1 and base/domains.py:1")

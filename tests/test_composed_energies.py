@@ -7,7 +7,7 @@ import torch
 
 from skebm.base import Binary, EnergyMixture, EnergySum, PairwiseSum, Real
 from skebm.distributions import Gaussian
-from skebm.energies import BoltzmannMachine, GaussianRBM, NeuralEnergy, ising_grid
+from skebm.energies import BoltzmannMachine, MixedRBM, NeuralEnergy, ising_grid
 from skebm.objectives import pseudo_log_likelihood
 from skebm.partition import AIS, Bethe, Exact
 from skebm.samplers import Gibbs, Langevin
@@ -124,7 +124,8 @@ def test_mixtures_are_mixtures():
 
 def test_sums_of_numbers_are_sampled():
     energy = Quadratic(torch.zeros(2, dtype=DOUBLE), torch.eye(2, dtype=DOUBLE))
-    energy = energy + GaussianRBM(2, 2, generator=seeded(0), dtype=DOUBLE)
+    base = Gaussian(torch.zeros(2, dtype=DOUBLE), 1.0)
+    energy = energy + MixedRBM(base, 2, generator=seeded(0), dtype=DOUBLE)
     state, _ = Langevin(0.1).run(energy, torch.zeros(50, 2, dtype=DOUBLE), 20, seeded(1))
     assert state.x.isfinite().all()
 

@@ -335,7 +335,7 @@ def test_the_likelihood_leaves_each_row_out():
     z = (x - x.mean(0)) / x.std(0, correction=0)
     w = torch.ones(25, dtype=DOUBLE)
     index, count = kernel.left_out(w)
-    grid = kernel._grid(z, w, index, count)
+    grid = kernel._grid_scores(z, w, index, count)
     for factor, coarse in zip(kernel.FACTORS, grid, strict=True):
         found = kernel.log_likelihood(z, w, index, count, factor)
         assert coarse == pytest.approx(found, rel=1e-9)
@@ -649,7 +649,7 @@ def test_the_likelihood_of_scales_leaves_each_row_out():
     z = standardised(rows(25, 2))
     covariances, mixing_weights = start(2)
     w = torch.ones(25, dtype=DOUBLE)
-    found = kernel.statistics(z, w, *kernel.left_out(w), covariances, mixing_weights)
+    found = kernel.expected_statistics(z, w, *kernel.left_out(w), covariances, mixing_weights)
     truth = 0.0
     for i in range(25):
         others = KernelDensity(
@@ -666,7 +666,7 @@ def test_statistics_are_sums_over_pairs(monkeypatch):
     z, w = standardised(rows(12, 2)), torch.arange(1, 13, dtype=DOUBLE) % 3 + 0.5
     covariances, mixing_weights = start(2)
     monkeypatch.setattr(kernel, "PAIRS", 40)
-    found = kernel.statistics(z, w, torch.arange(12), w, covariances, mixing_weights)
+    found = kernel.expected_statistics(z, w, torch.arange(12), w, covariances, mixing_weights)
     density = torch.stack(
         [
             torch.stack([KernelDensity(c[None], covariances=s[None]).log_prob(z).exp() for c in z])
@@ -690,7 +690,7 @@ def test_steps_raise_the_likelihood():
     covariances, mixing_weights = start(3)
     path = []
     for _ in range(40):
-        found = kernel.statistics(z, w, torch.arange(150), w, covariances, mixing_weights)
+        found = kernel.expected_statistics(z, w, torch.arange(150), w, covariances, mixing_weights)
         path.append(found.log_likelihood)
         covariances, mixing_weights = kernel.update(
             found, covariances, mixing_weights, 0.0, 0.0, 0.0

@@ -475,19 +475,21 @@ def test_steps_raise_the_penalised_likelihood(seed):
     w = torch.rand(150, generator=seeded(seed), dtype=DOUBLE) + 0.1
     labels = mixture.clusters(z, w, 6, seed)
     responsibility = torch.nn.functional.one_hot(labels).double()
-    count, means, scatter = mixture.statistics(z, w, responsibility)
+    count, means, scatter = mixture.component_statistics(z, w, responsibility)
     prior = mixture.make_prior(count, scatter, torch.zeros(3, dtype=DOUBLE))
     path = []
     for _ in range(60):
         found = prior.covariances(count, scatter)
-        responsibility, value, penalty = mixture.expectation(
+        responsibility, value, penalty = mixture.expectation_step(
             z, w, count / count.sum(), means, found, prior
         )
         path.append(value + penalty)
-        count, means, scatter = mixture.statistics(z, w, responsibility)
+        count, means, scatter = mixture.component_statistics(z, w, responsibility)
     assert (np.diff(path) > -1e-9).all()
     assert path[-1] - path[0] > 1
-    whole = mixture.maximise(z, w, labels, torch.full((3,), 1e-3, dtype=DOUBLE), 200, 1e-4)
+    whole = mixture.expectation_maximisation(
+        z, w, labels, torch.full((3,), 1e-3, dtype=DOUBLE), 200, 1e-4
+    )
     assert len(whole.path) < 200
     assert abs(float(whole.weights.sum()) - 1) < 1e-12
 

@@ -103,7 +103,7 @@ def test_moments_of_blocks_are_those_of_all_rows(tmp_path, weighted):
     weight = np.random.default_rng(1).random(len(X)) if weighted else None
     if weighted:
         weight[:256] = 0.0  # a block without weight
-    mean, variance = mapped.moments(MappedArray(map_of(tmp_path, X)), weight)
+    mean, variance = mapped.mapped_moments(MappedArray(map_of(tmp_path, X)), weight)
     centre = np.average(X, axis=0, weights=weight)
     assert_allclose(mean, centre, rtol=1e-14)
     assert_allclose(variance, np.average((X - centre) ** 2, axis=0, weights=weight), rtol=1e-7)

@@ -26,8 +26,26 @@ from skebm.partition.checks import check_proper
 from skebm.samplers import FromData, Gibbs, ParallelTempering, Persistent
 from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
-from tests.objectives import autograd, flat, gradient, same, weights
-from tests.oracle import DOUBLE, bits, joint_energy, make_rbm, mean_is, seeded
+from tests.objectives import (
+    autograd,
+    flat,
+    gradient,
+    later,
+    look,
+    penalty_formula,
+    same,
+    weights,
+)
+from tests.oracle import (
+    DOUBLE,
+    AutogradRBM,
+    bits,
+    joint_energy,
+    make_rbm,
+    make_real_rbm,
+    mean_is,
+    seeded,
+)
 from tests.tiers import full, named
 
 H = 3
@@ -248,6 +266,13 @@ def test_visible_conditionals_and_hidden_energies_by_quadrature(name, energy, be
         assert ((moments.mean(0) - p @ truth) / spread * n**0.5).abs().max() < SIEVE
 
 
+def test_the_hidden_energy_of_known_rows_is_the_joint_one(energy):
+    h, x = bits(H), some_rows(energy, 2**H)
+    clamp = Clamp(torch.ones_like(x, dtype=torch.bool), x)
+    expected = -log_joint(energy, x, h).diagonal()
+    torch.testing.assert_close(energy.hidden_energy(h, clamp=clamp), expected)
+
+
 def test_at_infinite_temperature_real_columns_have_no_distribution():
     with pytest.raises(ValueError, match="power of 0"):
         make("mixed").visible(bits(H), 0.0)
@@ -278,6 +303,13 @@ def test_the_path_runs_from_the_base_to_the_model(energy):
         expected = energy.annealed(0.3)(x) - energy.annealed(0.5)(x)
         torch.testing.assert_close(path.log_ratio(x, 0.3, 0.5), expected)
         assert path.log_z0 == pytest.approx(H * math.log(2))
+
+
+def test_a_path_from_another_base_is_the_geometric_one():
+    energy, x = make("real"), normal(20, 2)
+    other = Gaussian(torch.ones(2, dtype=DOUBLE), 2.0)
+    expected = 0.3 * energy(x) - 0.7 * other.log_prob(x)
+    torch.testing.assert_close(annealing_path(energy, other).at(0.3)(x), expected)
 
 
 def ais_errors(names, seeds):
@@ -374,6 +406,59 @@ def test_exact_chains_give_the_gradient_of_the_likelihood(energy):
         found.append(flat(gradient(objective, Batch(x), state, seed)[0]))
     expected = flat(autograd(lambda e: -log_likelihood(e, x).mean(), energy))
     assert mean_is(torch.stack(found), expected) < SIEVE
+
+
+@pytest.mark.parametrize("policy", ["persistent", "data"])
+def test_the_truth_is_a_fixed_point(policy):
+    """At the parameters that made the data the expected gradient is zero, and only there."""
+    energy = make("real")
+    objective, other = objective_of(energy, policy), make("real", seed=1)
+    found = []
+    for seed in range(200):
+        batch = Batch(draw_pair(energy, 40, seed)[0])
+        state = objective.start(batch, seeded(seed))
+        if policy == "persistent":
+            chain = objective.sampler.init(energy, draw_pair(energy, 40, 500 + seed)[0])
+            state = state._replace(chain=chain)
+        found.append(flat(gradient(objective, batch, state, 1000 + seed)[0]))
+    assert mean_is(torch.stack(found), 0) < SIEVE
+    rows = draw_pair(other, 8000, 0)[0]
+    grads, _ = gradient(objective, Batch(rows), later(objective, rows), 0)
+    assert flat(grads).abs().max() > 0.2
+
+
+@pytest.mark.parametrize("policy", ["persistent", "data"])
+def test_the_monitor_measures_rows_by_the_base(policy):
+    """Nats above the base, by a bridge; and the error of a reconstruction, in units of x."""
+    energy, x = make("real"), normal(30, 2)
+    objective = objective_of(energy, policy)
+    state = later(objective, x)
+    if policy == "persistent":
+        chain = objective.sampler.init(energy, draw_pair(energy, 4000, 1)[0])
+        state = state._replace(chain=chain)
+    logs = look(objective, Batch(x), state)
+    truth = (log_likelihood(energy, x) - energy.base.log_prob(x)).mean().detach()
+    assert logs["gain_over_base"] == pytest.approx(float(truth), abs=5 * logs["gain_error"])
+    nodes, _ = states(energy)
+    with torch.no_grad():
+        mean = log_joint(energy, nodes, bits(H)).softmax(0).t() @ nodes  # of x given h
+        h = log_joint(energy, x, bits(H)).softmax(1) @ bits(H)
+        linear = torch.linalg.lstsq(
+            torch.cat([bits(H), torch.ones(2**H, 1, dtype=DOUBLE)], 1), mean
+        )
+        error = (x - h @ linear.solution[:H] - linear.solution[H]).square().mean()
+    assert logs["reconstruction_error"] == pytest.approx(float(error))
+    held_out = objective.held_out(Batch(x), state, seeded())
+    assert float(held_out) == pytest.approx(-logs["gain_over_base"], abs=logs["gain_error"])
+
+
+def test_weights_in_units_of_the_rows_are_no_divergence():
+    """A bound on log-odds says nothing where columns are in units of their own."""
+    energy = make("real")
+    objective, x = objective_of(energy), draw_pair(energy, 60, 3)[0]
+    logs = look(objective, Batch(x), later(objective, x))
+    assert objective.diverged(logs | {"largest_weight": 1e4}) is None
+    assert "energy gap" in objective.diverged(logs | {"energy_gap": -1e3})
 
 
 def with_offsets(energy, centering, x):
@@ -511,6 +596,54 @@ def test_weights_are_stored_with_the_precisions(name):
     other.load_state_dict(energy.state_dict())
     x = some_rows(energy)
     assert torch.equal(other(x), energy(x))
+
+
+# ------------------------------------------------------------------------------
+# An energy without a gradient by hand: the objective takes that of autograd
+# ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["persistent", "data"])
+@pytest.mark.parametrize("kind", ["none", "l1", "sparsity"])
+def test_autograd_gives_the_gradient_by_hand(policy, kind):
+    penalty = {
+        "none": None,
+        "l1": Penalty(0.3, 0.4),
+        "sparsity": Penalty(0.0, 0.0, 0.2, 0.7),
+    }[kind]
+    x, w, found = normal(6, 2), weights("of mean 1"), []
+    for cls in (MixedRBM, AutogradRBM):
+        energy = make_real_rbm(2, H, cls=cls)
+        objective = objective_of(energy, policy, penalty=penalty)
+        batch = Batch(x, weight=w)
+        found.append(gradient(objective, batch, objective.start(batch, seeded(1)), 5)[0])
+    for name in found[0]:
+        if name != "log_precision" or kind != "sparsity":  # by hand it does not move precisions
+            torch.testing.assert_close(found[1][name], found[0][name])
+    if penalty is not None:
+        plain = objective_of(energy, policy)
+        without, _ = gradient(plain, batch, plain.start(batch, seeded(1)), 5)
+        expected = flat(autograd(lambda e: penalty_formula(penalty, e, x, w), energy))
+        torch.testing.assert_close(flat(found[1]) - flat(without), expected.detach())
+
+
+def test_autograd_is_not_centred():
+    with pytest.raises(ValueError, match="AutogradRBM has none: pass centering=None"):
+        objective_of(make_real_rbm(2, H, cls=AutogradRBM), centering=Centering())
+
+
+@pytest.mark.parametrize("policy", ["persistent", "data"])
+def test_training_by_autograd_goes_on_from_a_stored_state(policy):
+    objective, x = objective_of(make_real_rbm(2, H, cls=AutogradRBM), policy), normal(6, 2)
+    state, twin = later(objective, x), copy.deepcopy(objective)
+    packed = objective.pack(state)
+    assert all(part is None or isinstance(part, torch.Tensor) for part in packed.values())
+    again = twin.unpack(packed)
+    assert same(state, again)
+    first, one = gradient(objective, Batch(x), state, 5)
+    second, two = gradient(twin, Batch(x), again, 5)
+    assert torch.equal(flat(first), flat(second))
+    assert same(one.state, two.state)
 
 
 # ------------------------------------------------------------------------------

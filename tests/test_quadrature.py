@@ -21,7 +21,7 @@ from skebm.partition import (
     choose,
     quadrature,
 )
-from skebm.partition.quadrature import Coordinates, integrate, rule_of
+from skebm.partition.quadrature import Coordinates, cubature_rule, integrate
 from tests.oracle import DOUBLE, seeded
 from tests.tiers import about, full
 
@@ -170,7 +170,7 @@ def test_a_set_of_no_mass_is_left_out():
 
 @pytest.mark.parametrize(("d", "degree", "lower"), [(1, 22, 13), (2, 7, 5), (3, 7, 5)])
 def test_rules_integrate_polynomials(d, degree, lower):
-    rule = rule_of(d)
+    rule = cubature_rule(d)
     assert set(map(tuple, -rule.nodes)) == set(map(tuple, rule.nodes + 0.0))
     for weights, highest in ((rule.weights, degree), (rule.embedded, lower)):
         for powers in torch.cartesian_prod(*[torch.arange(highest + 1)] * d).view(-1, d).tolist():

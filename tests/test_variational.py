@@ -11,16 +11,16 @@ from scipy.optimize import linprog, minimize_scalar
 from scipy.special import expit
 from sklearn.exceptions import ConvergenceWarning
 
-import skebm.partition.tree_reweighted as trw_module
+import skebm.partition.pairwise.tree_reweighted as trw_module
 from skebm.base import Binary, Energy
 from skebm.base.graph import PairwiseGraph
 from skebm.distributions import BlockTree, ChowLiuTree, IndependentBernoulli
 from skebm.energies import BernoulliRBM, BoltzmannMachine, TemperedCorrection, Tilted, ising_grid
 from skebm.partition import Exact
-from skebm.partition.bethe import Bethe
-from skebm.partition.graph import free_energy, negative_hessian, pairwise_graph
-from skebm.partition.perturb_and_map import PerturbAndMAP
-from skebm.partition.tree_reweighted import TreeReweighted
+from skebm.partition.pairwise.bethe import Bethe
+from skebm.partition.pairwise.graph import free_energy, negative_hessian, pairwise_graph
+from skebm.partition.pairwise.perturb_and_map import PerturbAndMAP
+from skebm.partition.pairwise.tree_reweighted import TreeReweighted
 from skebm.samplers.perturbed_map import by_enumeration, by_min_cut, by_relaxation
 from tests.oracle import (
     DOUBLE,

@@ -95,7 +95,7 @@ def _process_limits() -> list[float]:
 def _container_limits(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> list[float]:
     """Limits of the cgroups that this process is in, of both versions, and of those above them."""
     found = []
-    for line in (_content(proc) or "0::/").splitlines():
+    for line in (_read_text(proc) or "0::/").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             top, name = Path(root), "memory.max"
@@ -106,13 +106,13 @@ def _container_limits(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgro
         # Inside a container its own group is mounted at the top, whatever its path outside.
         own = Path(path.lstrip("/"))
         for folder in {top, *(top / one for one in (own, *own.parents))}:
-            value = _content(folder / name).strip()
+            value = _read_text(folder / name).strip()
             if value.isdecimal():  # "max" is none
                 found.append(float(value))
     return found
 
 
-def _content(path: str | Path) -> str:
+def _read_text(path: str | Path) -> str:
     """The text of a file, empty where there is none to read."""
     try:
         return Path(path).read_text()

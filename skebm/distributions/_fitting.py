@@ -112,10 +112,10 @@ def chunked(
     size = size // ROWS * ROWS or size
     if len(x) <= size:
         return function(x)
-    return joined((function(part) for part in x.split(size)), len(x))
+    return join_parts((function(part) for part in x.split(size)), len(x))
 
 
-def joined(parts: Iterable[Any], n: int) -> Any:
+def join_parts(parts: Iterable[Any], n: int) -> Any:
     """Tensors, or tuples of them, one below the other, `n` rows in all.
 
     Rows are written where they belong as they come. Small results that waited for
@@ -152,14 +152,16 @@ def checked_sigma(sigma: Tensor | float, rows: Tensor) -> Tensor:
 def draw_index(weight: Tensor, u: Tensor) -> Tensor:
     """Categorical draws by the inverse CDF at uniform numbers u, (n,) in [0, 1).
 
-    `weight` are unnormalised probabilities: (K,) for all draws, or (n, K) for each.
+    `weight` are unnormalised probabilities: (K,) for all draws, or (n, K) for each. Numbers u of
+    shape (n, m) give m draws from each of n weights.
     """
     cumulative = weight.cumsum(-1)
     # To the right of equal sums, so that u = 0 selects no index of weight zero.
     if weight.dim() == 1:
         index = torch.searchsorted(cumulative, u * cumulative[-1], right=True)
     else:
-        index = torch.searchsorted(cumulative, u[:, None] * cumulative[:, -1:], right=True)[:, 0]
+        height = (u if u.dim() == 2 else u[:, None]) * cumulative[:, -1:]
+        index = torch.searchsorted(cumulative, height, right=True).view(u.shape)
     return index.clamp_(max=weight.shape[-1] - 1)
 
 

@@ -66,7 +66,7 @@ def inverse_log_ndtr(y: Tensor) -> Tensor:
     return torch.where(far, z, near)
 
 
-def expectation(a: Tensor, b: Tensor) -> Tensor:
+def truncated_mean(a: Tensor, b: Tensor) -> Tensor:
     """Mean of a standard normal variable truncated to [a, b]."""
     return quadrature(torch.zeros_like(a), torch.ones_like(a), a, b)[1]
 
@@ -104,7 +104,7 @@ def quadrature(
     return log_total, mode + mean, torch.stack(entries, 1).view(-1, 2, 2)
 
 
-def maximise(low: Tensor, high: Tensor, largest_scale: float) -> tuple[Tensor, Tensor]:
+def tilt_and_precision(low: Tensor, high: Tensor, largest_scale: float) -> tuple[Tensor, Tensor]:
     """Maximum-likelihood tilt and precision of columns of mean 0 and variance 1 on [low, high].
 
     All are (d,). The negative log-likelihood per row, F = log integral exp(t y - p y^2 / 2) +
@@ -272,7 +272,7 @@ class TruncatedGaussian(Distribution):
         varying = varies(rows, x.dtype)
         scale = usable_scale(variance, varying)
         a, b = (low - mean) / scale, (high - mean) / scale
-        tilt, precision = maximise(a[varying], b[varying], LARGEST_SCALE)
+        tilt, precision = tilt_and_precision(a[varying], b[varying], LARGEST_SCALE)
         mean[varying] += scale[varying] * tilt / precision
         scale[varying] /= precision.sqrt()
         return cls(mean.to(x.dtype), scale.to(x.dtype), low, high)
@@ -283,7 +283,7 @@ class TruncatedGaussian(Distribution):
     def expectation(self) -> Tensor:
         """Mean of the truncated distribution, (d,)."""
         _, a, b = self._standardised(self._mode)
-        value = self.mean.double() + self.scale.double() * expectation(a, b)
+        value = self.mean.double() + self.scale.double() * truncated_mean(a, b)
         return torch.clamp(value, self.lower, self.upper).to(self.mean)
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:

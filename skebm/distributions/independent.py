@@ -215,7 +215,7 @@ class IndependentCategorical(Distribution):
         return self.logits.exp()
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        return draw(self.logits.expand(n, -1), self.domain.groups, generator)
+        return draw_one_hot(self.logits.expand(n, -1), self.domain.groups, generator)
 
     def log_prob(self, x: Tensor) -> Tensor:
         # Not a matrix product, because the product of minus infinity and 0 is nan.
@@ -256,7 +256,7 @@ class Levels:
     @classmethod
     def of(cls, groups: tuple[int, ...], device: torch.device) -> Levels:
         """The same object for the same columns."""
-        return _levels(groups, str(device))
+        return _cached_levels(groups, str(device))
 
     def apart(self, x: Tensor, fill: float) -> Tensor:
         """Rows (n, d) as levels of columns, (n, G, K), with `fill` where a column has fewer."""
@@ -277,7 +277,7 @@ class Levels:
 
 
 @functools.lru_cache(maxsize=64)
-def _levels(groups: tuple[int, ...], device: str) -> Levels:
+def _cached_levels(groups: tuple[int, ...], device: str) -> Levels:
     return Levels(groups, torch.device(device))
 
 
@@ -350,7 +350,7 @@ class CategoricalGiven(Given):
         return self._logits.exp()
 
     def sample(self, generator: torch.Generator) -> Tensor:
-        return draw(self._logits, self.distribution.domain.groups, generator)
+        return draw_one_hot(self._logits, self.distribution.domain.groups, generator)
 
 
 def by_column(logits: Tensor, groups: tuple[int, ...]) -> Tensor:
@@ -358,7 +358,7 @@ def by_column(logits: Tensor, groups: tuple[int, ...]) -> Tensor:
     return torch.cat([part.log_softmax(1) for part in logits.split(groups, 1)], 1)
 
 
-def draw(logits: Tensor, groups: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def draw_one_hot(logits: Tensor, groups: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """One-hot rows of independent columns with log-probabilities (n, d)."""
     u = torch.rand(logits.shape, generator=generator, dtype=logits.dtype, device=logits.device)
     # The Gumbel-max trick; u = 0 would give noise of minus infinity.

@@ -123,7 +123,7 @@ def inverses(scale_tril: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(scale_tril, identity.expand_as(scale_tril), upper=False)
 
 
-def evaluate(
+def evaluate_kernels(
     kernels: Kernels,
     x: Tensor,
     score: bool,
@@ -148,7 +148,7 @@ def evaluate(
         return tuple(value.to(x.dtype) for value in _sums(kernels, centred, logits, score))
 
     parts = itertools.starmap(values_of, enumerate(x.split(size)))
-    found: tuple[Tensor, ...] = _fitting.joined(parts, len(x))
+    found: tuple[Tensor, ...] = _fitting.join_parts(parts, len(x))
     return found
 
 
@@ -205,7 +205,7 @@ def fit_scales(
             break
         best, current = -math.inf, (covariances, mixing_weights)
         for _ in range(n_steps):
-            expected = statistics(z, w, index, count, *current)
+            expected = expected_statistics(z, w, index, count, *current)
             path.append(expected.log_likelihood)
             gain = expected.log_likelihood - best
             if gain > 0:  # because of the prior a step may lower the likelihood
@@ -228,7 +228,7 @@ def _correlation_tril(z: Tensor, w: Tensor) -> Tensor:
     return torch.linalg.cholesky(correlation)
 
 
-def statistics(
+def expected_statistics(
     z: Tensor,
     w: Tensor,
     index: Tensor,
@@ -306,7 +306,7 @@ def best_factor(z: Tensor, w: Tensor, max_rows: int | None = None) -> float:
     index, count = left_out(w, max_rows)
     if len(z) < 2 or not z.shape[1]:
         return 1.0
-    scores = _grid(z, w, index, count)
+    scores = _grid_scores(z, w, index, count)
     return _refined(scores, lambda factor: log_likelihood(z, w, index, count, factor))
 
 
@@ -353,7 +353,7 @@ def log_likelihood(z: Tensor, w: Tensor, index: Tensor, count: Tensor, factor: f
     return total
 
 
-def _grid(z: Tensor, w: Tensor, index: Tensor, count: Tensor) -> list[float]:
+def _grid_scores(z: Tensor, w: Tensor, index: Tensor, count: Tensor) -> list[float]:
     """:func:`log_likelihood` at all `FACTORS`: halving the bandwidth takes the fourth power."""
     scores = [0.0] * len(FACTORS)
     for rows, distance, nearest in _distances(z, index):
@@ -544,7 +544,7 @@ class KernelDensity(Distribution):
             raise ValueError("mixing_weights belong to covariances: pass both, or a bandwidth.")
         if covariances is not None and factors is not None:
             raise ValueError("factors are of a bandwidth: pass no covariances with them.")
-        weight = _checked(weights, len(centres), "weights", "centres").to(centres.device)
+        weight = _non_negative(weights, len(centres), "weights", "centres").to(centres.device)
         self.domain = Real((centres.shape[1],))
         self.centres = centres.detach()[weight > 0].clone()
         self.weights = (weight / weight.sum())[weight > 0].to(centres)
@@ -558,7 +558,7 @@ class KernelDensity(Distribution):
                 factors = positive(factors, centres.new_ones(len(centres)), "factors")
                 self.factors = factors[(weight > 0).to(factors.device)].to(self.centres)
             return
-        mixing, covariances = _checked_scales(covariances, mixing_weights, centres.shape[1])
+        mixing, covariances = _check_scales(covariances, mixing_weights, centres.shape[1])
         self.scale_tril = torch.linalg.cholesky(covariances).to(centres).contiguous()
         self.mixing_weights = mixing.to(centres)
 
@@ -734,9 +734,11 @@ class KernelDensity(Distribution):
         factors = None if self.factors is None else self.factors.double()
         kernels = prepare(self.centres.double(), weights, inverse, log_mixing, factors)
         if without is None:
-            return evaluate(kernels, x, score)
+            return evaluate_kernels(kernels, x, score)
         self._check_without(x, without)
-        return evaluate(kernels, x, score, without.long(), torch.log1p(-weights / weights.sum()))
+        return evaluate_kernels(
+            kernels, x, score, without.long(), torch.log1p(-weights / weights.sum())
+        )
 
     def _check_without(self, x: Tensor, without: Any) -> None:
         if (
@@ -833,7 +835,7 @@ def _log_volume(scale: Tensor) -> float:
     return float(scale.double().log().sum()) + len(scale) / 2 * math.log(math.tau)
 
 
-def _checked(numbers: Any, n: int, name: str, of: str) -> Tensor:
+def _non_negative(numbers: Any, n: int, name: str, of: str) -> Tensor:
     """Non-negative numbers in float64, not all zero; ones for None."""
     if numbers is None:
         return torch.ones(n, dtype=torch.float64)
@@ -845,7 +847,7 @@ def _checked(numbers: Any, n: int, name: str, of: str) -> Tensor:
     return number
 
 
-def _checked_scales(covariances: Any, mixing_weights: Any, d: int) -> tuple[Tensor, Tensor]:
+def _check_scales(covariances: Any, mixing_weights: Any, d: int) -> tuple[Tensor, Tensor]:
     """Normalised mixing weights and covariances, in float64, of the scales of positive weight."""
     if (
         not isinstance(covariances, Tensor)
@@ -854,6 +856,6 @@ def _checked_scales(covariances: Any, mixing_weights: Any, d: int) -> tuple[Tens
     ):
         raise ValueError(f"covariances must be a tensor of shape (M, {d}, {d}).")
     matrices = _positive_definite(covariances.detach().double())
-    mixing = _checked(mixing_weights, len(matrices), "mixing_weights", "covariances")
+    mixing = _non_negative(mixing_weights, len(matrices), "mixing_weights", "covariances")
     mixing = mixing.to(matrices.device)
     return mixing[mixing > 0] / mixing.sum(), matrices[mixing > 0]

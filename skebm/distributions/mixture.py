@@ -73,7 +73,7 @@ class EMResult(NamedTuple):
     path: list[float]
 
 
-def maximise(
+def expectation_maximisation(
     z: Tensor,
     w: Tensor,
     labels: Tensor,
@@ -92,13 +92,13 @@ def maximise(
     responsibilities = torch.nn.functional.one_hot(labels).double()
     path: list[float] = []
     for last in range(N_PRIORS):
-        count, means, scatter = statistics(z, w, responsibilities)
+        count, means, scatter = component_statistics(z, w, responsibilities)
         prior = make_prior(count, scatter, regularisation, prior_rows)
         before = -math.inf
         for _ in range(max_iter):
             covariances = prior.covariances(count, scatter)
             weights = count / count.sum()
-            responsibilities, log_likelihood, penalty = expectation(
+            responsibilities, log_likelihood, penalty = expectation_step(
                 z, w, weights, means, covariances, prior
             )
             objective = (log_likelihood + penalty) / float(w.sum())
@@ -112,7 +112,7 @@ def maximise(
                 remaining = responsibilities[:, kept]
                 responsibilities = remaining / remaining.sum(1, keepdim=True).clamp_min(1e-300)
                 before = -math.inf
-            count, means, scatter = statistics(z, w, responsibilities)
+            count, means, scatter = component_statistics(z, w, responsibilities)
     return EMResult(weights, means, covariances, path)
 
 
@@ -130,7 +130,9 @@ def make_prior(
     return Prior(rows, centre / (count.sum() + CENTRE_ROWS), ridge)
 
 
-def statistics(z: Tensor, w: Tensor, responsibilities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def component_statistics(
+    z: Tensor, w: Tensor, responsibilities: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Expected counts (K,), means (K, d) and scatter matrices (K, d, d) of the components."""
     weight = responsibilities * w[:, None]
     count = weight.sum(0)
@@ -152,7 +154,7 @@ def cholesky_factors(covariances: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
-def expectation(
+def expectation_step(
     z: Tensor, w: Tensor, weights: Tensor, means: Tensor, covariances: Tensor, prior: Prior
 ) -> tuple[Tensor, float, float]:
     """The E-step: responsibilities (n, K), the log-likelihood and the log-density of the prior."""
@@ -225,7 +227,7 @@ def estimates(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Weights, means and covariances of components whose rows are known, labelled from 0."""
     responsibilities = torch.nn.functional.one_hot(labels).double()
-    count, means, scatter = statistics(table.z, table.w, responsibilities)
+    count, means, scatter = component_statistics(table.z, table.w, responsibilities)
     prior = make_prior(count, scatter, table.ridge, prior_rows)
     return count / count.sum(), means, prior.covariances(count, scatter)
 
@@ -282,7 +284,7 @@ class GaussianMixture(Distribution):
     """
 
     def __init__(self, weights: Tensor, means: Tensor, covariances: Tensor):
-        weight = _checked(weights, means, covariances)
+        weight = _check_parameters(weights, means, covariances)
         self.domain = Real((means.shape[1],))
         self.means = means.detach().clone()
         self.weights = weight.to(means)
@@ -372,7 +374,9 @@ class GaussianMixture(Distribution):
             labels = clusters(table.z, table.w, n_components, seed)
             if not labels.any():  # all rows belong to one component: no steps are needed
                 return cls._in_units(*estimates(table, labels, prior_rows), table, x)
-            result = maximise(table.z, table.w, labels, table.ridge, max_iter, tol, prior_rows)
+            result = expectation_maximisation(
+                table.z, table.w, labels, table.ridge, max_iter, tol, prior_rows
+            )
             if best is None or result.path[-1] > best.path[-1]:
                 best = result
         assert best is not None
@@ -540,7 +544,7 @@ class GaussianMixture(Distribution):
         return f"GaussianMixture({self.n_components} components, {self.means.shape[1]} columns)"
 
 
-def _checked(weights: Any, means: Any, covariances: Any) -> Tensor:
+def _check_parameters(weights: Any, means: Any, covariances: Any) -> Tensor:
     """The normalised weights in float64; `ValueError` for invalid parameters."""
     if not (isinstance(means, Tensor) and means.is_floating_point() and means.dim() == 2):
         raise ValueError("means must be a floating-point tensor of shape (K, d).")

@@ -587,11 +587,11 @@ def _needed(log_density: Tensor, weight: Tensor) -> tuple[list[int], Tensor]:
     The first is left out first, the others by their weights.
     """
     kept = list(range(log_density.shape[1]))
-    a, most = _stacked(log_density, weight, kept)
+    a, most = _weights_and_score(log_density, weight, kept)
     for m in [0, *(a[1:].argsort() + 1).tolist()]:
         rest = [k for k in kept if k != m]
         if rest:
-            fewer, value = _stacked(log_density, weight, rest)
+            fewer, value = _weights_and_score(log_density, weight, rest)
             if most - value < MOST_LOST:
                 kept, a = rest, fewer
     return kept, a
@@ -610,7 +610,7 @@ def _affordable(
     while True:
         left = most - sum(costs[k] for k in kept)
         possible = [k for k in range(len(costs)) if k not in kept and costs[k] <= left]
-        found = [(*_stacked(log_density, weight, [*kept, k]), k) for k in possible]
+        found = [(*_weights_and_score(log_density, weight, [*kept, k]), k) for k in possible]
         if not found:
             return kept, a
         shares, value, k = max(found, key=lambda one: one[1])
@@ -619,7 +619,9 @@ def _affordable(
         kept, a, before = [*kept, k], shares, value
 
 
-def _stacked(log_density: Tensor, weight: Tensor, parts: list[int]) -> tuple[Tensor, float]:
+def _weights_and_score(
+    log_density: Tensor, weight: Tensor, parts: list[int]
+) -> tuple[Tensor, float]:
     """Weights of some parts, and the mean log-density of held-out rows."""
     some = log_density[:, parts]
     a = stacking_weights(some, weight)

@@ -16,7 +16,6 @@ from skebm.energies.path import AnnealingPath, annealing_path
 from skebm.energies.rbm.binary import BernoulliRBM, Moments, TemperedCorrection, Tilted
 from skebm.energies.rbm.classes import ClassRBM
 from skebm.energies.rbm.gated import GatedEnergy, GivenEnergy
-from skebm.energies.rbm.gaussian import AnnealedGaussianRBM, GaussianRBM
 from skebm.energies.rbm.mixed import MixedRBM
 from skebm.energies.rbm.spike_slab import SpikeSlabEnergy
 from skebm.energies.rbm.subspace import SubspaceEnergy
@@ -28,7 +27,6 @@ __all__ = [
     "MLP",
     "ClassMarginal",
     "ClassRBM",
-    "AnnealedGaussianRBM",
     "AnnealingPath",
     "BernoulliDBM",
     "Biases",
@@ -38,7 +36,6 @@ __all__ = [
     "Confined",
     "Conv",
     "GatedEnergy",
-    "GaussianRBM",
     "GivenEnergy",
     "MixedDBM",
     "MixedRBM",

@@ -84,7 +84,7 @@ class Conv(BaseEstimator):
                 f"Conv takes images (n, C, H, W), not rows of shape {spec.shape}: reshape X, for "
                 "example X.reshape(-1, 1, 28, 28), or use network=MLP()."
             )
-        n_scales = _checked_scales(self.n_scales, spec.shape)
+        n_scales = _check_n_scales(self.n_scales, spec.shape)
         activation = activation_of(self.activation)
         built: ConvNetwork | MultiScaleNetwork
         with seeded(spec.generator):
@@ -152,7 +152,7 @@ def _downsampled(spec: Spec, block: int) -> Spec:
     return spec._replace(shape=(channels, -(-height // block), -(-width // block)))
 
 
-def _checked_scales(n_scales: Any, shape: tuple[int, ...]) -> int:
+def _check_n_scales(n_scales: Any, shape: tuple[int, ...]) -> int:
     """The number of scales; `ValueError` if it is invalid or too large for the images."""
     whole_number("n_scales", n_scales, 1)
     n_scales = int(n_scales)

@@ -222,11 +222,11 @@ GROUPS = {
 def shared_docs(cls: Class) -> Class:
     """Insert the shared entries into the docstring of a class."""
     doc = inspect.cleandoc(cls.__doc__ or "")
-    cls.__doc__ = re.sub(r"^<<(.+)>>$", _written, doc, flags=re.MULTILINE)
+    cls.__doc__ = re.sub(r"^<<(.+)>>$", _descriptions, doc, flags=re.MULTILINE)
     return cls
 
 
-def _written(line: re.Match[str]) -> str:
+def _descriptions(line: re.Match[str]) -> str:
     names = [name.strip() for name in line[1].split(",")]
     flat = [one for name in names for one in GROUPS.get(name, [name])]
     return "\n".join(SHARED[name] for name in flat)

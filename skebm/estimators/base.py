@@ -510,7 +510,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
         train, validation = rows, None
         fraction = None if streaming else held_out_fraction(self.early_stopping)
         if fraction is not None:
-            train, validation = _split(rows, fraction, generator)
+            train, validation = _hold_out(rows, fraction, generator)
         # What is fitted before training, or chosen, is by a sample of the rows of a file.
         blueprint = self._design(train.sampled(seed), table, before, streaming=streaming)
         warn_without_effect(blueprint.without_effect(asked_for(self)))
@@ -729,7 +729,7 @@ def read_only(estimator: Any, name: str, energy: str = "energy_") -> np.ndarray:
 
 
 def chain_rows(net: EnergyNet) -> Tensor | None:
-    """Visible rows of the persistent chains, if there are any."""
+    """Visible rows of the chains after the last batch, if the rule has chains."""
     state = net.state_
     if isinstance(state, ContrastiveState) and state.chain is not None:
         return state.chain.x
@@ -741,7 +741,7 @@ def at_least_two(x: Tensor) -> Tensor:
     return x if len(x) > 1 else x.expand(2, -1)
 
 
-def _split(rows: Rows, fraction: float, generator: torch.Generator) -> tuple[Rows, Rows]:
+def _hold_out(rows: Rows, fraction: float, generator: torch.Generator) -> tuple[Rows, Rows]:
     """Training rows and held-out rows, at random."""
     if len(rows) < 2:
         raise ValueError("early_stopping needs at least two rows, one of them for validation.")

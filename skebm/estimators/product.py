@@ -51,7 +51,7 @@ from skebm.estimators.tables.gross import without_gross_rows
 from skebm.estimators.tractable import (
     TractableDensity,
     accepted_or_resampled,
-    resampled,
+    resample_proposals,
     tempered,
 )
 from skebm.training.distributed import shared_seed, shows_progress
@@ -418,7 +418,7 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         powers that are each below a multiple of an expert at T is below their weighted sum.
         """
         used = [(w, q) for w, q in zip(self.weights_, self.experts_.values(), strict=True) if w]
-        found = [at_temperature(q, temperature) for _, q in used]
+        found = [temper_expert(q, temperature) for _, q in used]
         weights = np.array([w for w, _ in used])
         bounds = np.array([bound for _, bound in found])
         log_share = np.log(weights / weights.sum())
@@ -604,7 +604,7 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
             if self._is_pool:
                 why = f"have no bound at temperature {temperature}"
         if math.isinf(log_bound):
-            return resampled(lambda n: propose(n, random), n_samples, random, why)
+            return resample_proposals(lambda n: propose(n, random), n_samples, random, why)
 
         def bounded(n: int) -> tuple[np.ndarray, np.ndarray]:
             x, log_ratio = propose(n, random)
@@ -650,7 +650,7 @@ def log_densities(experts: list[Any], X: Any) -> np.ndarray:
     return np.stack([relative_log_density(q, X) - log_normaliser(q) for q in experts], 1)
 
 
-def at_temperature(expert: Any, temperature: float) -> tuple[Any, float]:
+def temper_expert(expert: Any, temperature: float) -> tuple[Any, float]:
     """A density near the power 1 / T of an expert, and the log of a bound of their ratio.
 
     An expert that has no such density stays as it is, without a bound.
@@ -665,11 +665,13 @@ def draw_mixture(
 ) -> np.ndarray:
     """Draws of a mixture of densities, in random order."""
     pairs = zip(experts, random.multinomial(n, share), strict=True)
-    x = np.concatenate([draw(expert, int(count), random) for expert, count in pairs if count])
+    x = np.concatenate(
+        [draw_from_expert(expert, int(count), random) for expert, count in pairs if count]
+    )
     return x[random.permutation(n)]
 
 
-def draw(expert: Any, n: int, random: np.random.RandomState) -> np.ndarray:
+def draw_from_expert(expert: Any, n: int, random: np.random.RandomState) -> np.ndarray:
     """Draws of a density: of ours, or of scikit-learn's mixtures and kernel densities."""
     if isinstance(expert, SklearnMixture | BayesianGaussianMixture):
         # Its draws are seeded by the parameter of the constructor.

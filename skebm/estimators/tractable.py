@@ -323,7 +323,7 @@ class TractableDensity(DensityMixin, BaseEstimator):
         if bounded:
             return accepted_or_resampled(propose, int(n_samples), random)
         why = f'have unbounded weights at temperature {temperature} with metric="log"'
-        return resampled(propose, int(n_samples), random, why)
+        return resample_proposals(propose, int(n_samples), random, why)
 
 
 def tempered(density: TractableDensity, temperature: float) -> tuple[TractableDensity, float]:
@@ -367,7 +367,7 @@ def accepted_or_resampled(
     return _weighted(x, log_ratio, n_samples, random, "are accepted seldom")
 
 
-def resampled(
+def resample_proposals(
     propose: Propose, n_samples: int, random: np.random.RandomState, why: str
 ) -> np.ndarray:
     """Rows among proposals by their importance weights, with a warning that says `why`."""

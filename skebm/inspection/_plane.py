@@ -34,9 +34,9 @@ def plane(estimator: Any, X: Any, columns: Any, given: Any) -> tuple[list[int], 
         names = [f"x{k}" for k in range(estimator.n_features_in_)]
     names = [str(name) for name in names]
     pair = _check_columns(columns, names)
-    row, data = _row(table, given, len(names)), None
+    row, data = _fixed_row(table, given, len(names)), None
     if table is not None:
-        data = np.column_stack([_numbers(table, k, names[k]) for k in pair])
+        data = np.column_stack([_axis_values(table, k, names[k]) for k in pair])
         data = data[~np.isnan(data).any(1)]
     others = [k for k in range(len(names)) if k not in pair]
     fixed = {names[k]: np.asarray(tables.column_of(row, k)).tolist()[0] for k in others}
@@ -62,14 +62,14 @@ def _check_columns(columns: Any, names: list[str]) -> list[int]:
     return [int(k) for k in numbers]
 
 
-def _numbers(table: Any, k: int, name: str) -> np.ndarray:
+def _axis_values(table: Any, k: int, name: str) -> np.ndarray:
     try:
         return np.asarray(tables.column_of(table, k), dtype=float)
     except (TypeError, ValueError) as error:
         raise ValueError(f"Column {name!r} is not numeric, so it cannot be an axis.") from error
 
 
-def _row(table: Any, given: Any, d: int) -> Any:
+def _fixed_row(table: Any, given: Any, d: int) -> Any:
     """One row, `given` or of medians, as a table of the type of `table`."""
     if given is not None:
         values = np.ravel(np.asarray(given)).tolist()
@@ -119,7 +119,7 @@ def grid_axes(estimator: Any, limits: Any, rows: Any, n: int) -> np.ndarray:
     return np.linspace(ends[:, 0], ends[:, 1], n).T
 
 
-def draw(estimator: Any, unknown: Any, given: bool, random_state: Any) -> np.ndarray:
+def draw_from_model(estimator: Any, unknown: Any, given: bool, random_state: Any) -> np.ndarray:
     """Rows drawn from the model; with `given`, conditionally on the entries that are not NaN."""
     before, final = densities.last_step(estimator)
     if given:

@@ -11,7 +11,7 @@ from skebm import _densities as densities
 from skebm._validation import check_is_fitted
 from skebm.base.sampler import whole_number
 from skebm.inspection._drawing import ORANGE, axes_of
-from skebm.inspection._plane import draw, grid_axes, plane, repeat_row
+from skebm.inspection._plane import draw_from_model, grid_axes, plane, repeat_row
 from skebm.inspection.explanations import short
 
 SIZE = (6.2, 4.9)  # inches
@@ -172,7 +172,7 @@ class EnergyDisplay:
         samples = None
         if n_samples:
             unknown = repeat_row(row, columns, *np.full((2, n_samples), np.nan))
-            samples = draw(estimator, unknown, conditional, random_state)[:, columns]
+            samples = draw_from_model(estimator, unknown, conditional, random_state)[:, columns]
         x, y = grid_axes(
             estimator, limits, samples if X is None else shown["data"], grid_resolution
         )

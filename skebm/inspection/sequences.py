@@ -255,7 +255,7 @@ class TrajectoryDisplay:
         """
         lengths = n_start, n_frames
         pair = _continued("TrajectoryDisplay", estimator, X, lengths, random_state, n_steps)
-        shown = _smoothest(pair.real) if columns is None else _places(columns, pair.names)
+        shown = _smoothest(pair.real) if columns is None else _column_numbers(columns, pair.names)
         return cls(
             real=pair.real[: n_start + n_frames, shown],
             generated=pair.generated[:, shown],
@@ -328,7 +328,7 @@ def _smoothest(x: np.ndarray) -> np.ndarray:
     return np.sort(np.argsort(-share, kind="stable")[:N_COLUMNS])
 
 
-def _places(columns: Sequence[int | str], names: list[str]) -> np.ndarray:
+def _column_numbers(columns: Sequence[int | str], names: list[str]) -> np.ndarray:
     """Numbers of columns, given by number or by name."""
     if isinstance(columns, str) or not len(columns):
         raise ValueError(f"columns must be a list of numbers or names, got {columns!r}.")

@@ -13,12 +13,14 @@ Floats = NDArray[np.float64]
 
 def numbers_of(values: Any, name: str) -> Floats:
     """One finite number per row, (n,) in float64."""
-    return _flat(check_array(values, ensure_2d=False, dtype=np.float64, input_name=name), name)
+    return _check_flat(
+        check_array(values, ensure_2d=False, dtype=np.float64, input_name=name), name
+    )
 
 
 def labels_of(values: Any, name: str) -> np.ndarray:
     """One label per row, (n,): numbers or strings, none of them missing."""
-    return _flat(check_array(values, ensure_2d=False, dtype=None, input_name=name), name)
+    return _check_flat(check_array(values, ensure_2d=False, dtype=None, input_name=name), name)
 
 
 def positives(y_true: Any, pos_label: Any) -> NDArray[np.bool_]:
@@ -38,7 +40,7 @@ def in_short(labels: list[Any]) -> str:
     return ", ".join(map(repr, labels[:5])) + (", ..." if len(labels) > 5 else "")
 
 
-def _flat(values: np.ndarray, name: str) -> np.ndarray:
+def _check_flat(values: np.ndarray, name: str) -> np.ndarray:
     if values.ndim != 1:
         raise ValueError(f"{name} must be of shape (n_samples,), got {values.shape}.")
     return values

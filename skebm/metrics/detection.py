@@ -84,7 +84,7 @@ def fpr_at_tpr(y_true: Any, y_score: Any, *, tpr: float = 0.95, pos_label: Any =
     """
     if not isinstance(tpr, Real) or not 0 < tpr <= 1:
         raise ValueError(f"tpr must be in (0, 1], got {tpr!r}.")
-    positive, score = _checked(y_true, pos_label, y_score=y_score)
+    positive, score = _check_scores(y_true, pos_label, y_score=y_score)
     false_rate, true_rate, _ = roc_curve(positive, score, drop_intermediate=False)
     # Both rates are nondecreasing, so the first threshold with enough true positives is the best.
     return float(false_rate[np.argmax(true_rate >= tpr * (1 - 1e-12))])
@@ -141,7 +141,7 @@ def roc_auc_bootstrap(
     >>> round(auroc.value, 2), round(auroc.std_error, 2)
     (0.93, 0.01)
     """
-    positive, score = _checked(y_true, pos_label, y_score=y_score)
+    positive, score = _check_scores(y_true, pos_label, y_score=y_score)
     resampled = _bootstrap(_roc_auc, positive, [score], n_bootstraps, confidence, random_state)
     return _estimate(float(roc_auc_score(positive, score)), resampled[0], confidence)
 
@@ -200,7 +200,7 @@ def average_precision_bootstrap(
     >>> round(precision.value, 2), round(precision.std_error, 2)
     (0.83, 0.03)
     """
-    positive, score = _checked(y_true, pos_label, y_score=y_score)
+    positive, score = _check_scores(y_true, pos_label, y_score=y_score)
     resampled = _bootstrap(
         _average_precision, positive, [score], n_bootstraps, confidence, random_state
     )
@@ -260,13 +260,13 @@ def roc_auc_difference(
     >>> difference.lower > 0
     True
     """
-    positive, a, b = _checked(y_true, pos_label, score_a=score_a, score_b=score_b)
+    positive, a, b = _check_scores(y_true, pos_label, score_a=score_a, score_b=score_b)
     resampled = _bootstrap(_roc_auc, positive, [a, b], n_bootstraps, confidence, random_state)
     value = float(roc_auc_score(positive, a) - roc_auc_score(positive, b))
     return _estimate(value, resampled[0] - resampled[1], confidence)
 
 
-def _checked(y_true: Any, pos_label: Any, **scores: Any) -> tuple[Any, ...]:
+def _check_scores(y_true: Any, pos_label: Any, **scores: Any) -> tuple[Any, ...]:
     """Mask of the positive rows, then the scores as float64, all of one length."""
     positive = positives(y_true, pos_label)
     arrays = [numbers_of(score, name) for name, score in scores.items()]

@@ -99,7 +99,7 @@ class EnergyDiscrepancy(Rowwise):
         like = next(iter(energy.parameters()), torch.empty(0))
         self.scale: Tensor
         scale = torch.as_tensor(scale, dtype=like.dtype, device=like.device)
-        self.register_buffer("scale", _checked(scale, energy.domain), persistent=False)
+        self.register_buffer("scale", _check_scale(scale, energy.domain), persistent=False)
 
     def rowwise(
         self, x: Tensor, generator: torch.Generator, without: Tensor | None = None
@@ -140,15 +140,15 @@ class EnergyDiscrepancy(Rowwise):
         """A noisy copy of each discrete row."""
         domain = self.energy.domain
         if isinstance(domain, Binary):
-            return torch.where(_uniform(x, x.shape, generator) < self.scale, 1 - x, x)
+            return torch.where(_uniform_numbers(x, x.shape, generator) < self.scale, 1 - x, x)
         assert isinstance(domain, Categorical)
         levels, k = domain.levels(x), torch.tensor(domain.groups, device=x.device)
-        moves = _uniform(x, levels.shape, generator) < self.scale
-        by = 1 + (_uniform(x, levels.shape, generator) * (k - 1)).long()  # of k - 1 others
+        moves = _uniform_numbers(x, levels.shape, generator) < self.scale
+        by = 1 + (_uniform_numbers(x, levels.shape, generator) * (k - 1)).long()  # of k - 1 others
         return domain.one_hot(torch.where(moves, (levels + by) % k, levels), x.dtype)
 
 
-def _uniform(x: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def _uniform_numbers(x: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     return torch.rand(shape, generator=generator, dtype=x.dtype, device=x.device)
 
 
@@ -162,7 +162,7 @@ def _check_domain(domain: Domain) -> None:
         )
 
 
-def _checked(scale: Tensor, domain: Domain) -> Tensor:
+def _check_scale(scale: Tensor, domain: Domain) -> Tensor:
     """The scale, after a check that it is valid: one number, or one for each column."""
     columns = (len(domain.groups),) if isinstance(domain, Categorical) else domain.row_shape
     if scale.shape not in ((), columns):

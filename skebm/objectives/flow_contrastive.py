@@ -13,7 +13,7 @@ from skebm.base.processes import mean_over_ranks
 from skebm.base.torchtools import softplus
 from skebm.distributions import NormalizingFlow
 from skebm.energies import NeuralEnergy
-from skebm.objectives.log_partition import LogPartitionMonitor, gains, log_mean
+from skebm.objectives.log_partition import LogPartitionMonitor, gains, log_mean_and_error
 from skebm.objectives.noise_contrastive import SCALE
 from skebm.objectives.score_matching import Rowwise
 from skebm.samplers._moves import standard_normal
@@ -216,7 +216,7 @@ class FlowContrastive(Rowwise):
         """Mean log-likelihood ratio to the base, with log Z estimated from draws of the base."""
         draws = self._log_partition_monitor.draws(x)
         f = self.energy.correction(torch.cat([x, draws]))
-        return gains(f[: len(x)], *log_mean(-f[len(x) :].double()), weight)
+        return gains(f[: len(x)], *log_mean_and_error(-f[len(x) :].double()), weight)
 
     def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
         """Minus the log-likelihood ratio to the base: the loss also falls when the flow worsens."""

@@ -49,7 +49,7 @@ class LogPartitionMonitor:
         like = next(energy.parameters())
         draws = self.draws(like)
         if chains is None:
-            return log_mean(-energy.correction(draws).double())
+            return log_mean_and_error(-energy.correction(draws).double())
         log_w = -energy.correction(torch.cat([draws, chains])).double()
         if not log_w.isfinite().all():
             return log_w.sum(), math.inf  # the sum is not finite either
@@ -63,10 +63,10 @@ class LogPartitionMonitor:
         """
         draws = self.draws(x)
         f = energy.correction(torch.cat([x, draws]))
-        return gains(f[: len(x)], *log_mean(-f[len(x) :].double()), weight)
+        return gains(f[: len(x)], *log_mean_and_error(-f[len(x) :].double()), weight)
 
 
-def log_mean(log_w: Tensor) -> tuple[Tensor, float]:
+def log_mean_and_error(log_w: Tensor) -> tuple[Tensor, float]:
     """Logarithm of the mean weight, low on average, and its estimated standard error."""
     value = log_w.logsumexp(0) - math.log(len(log_w))
     return value, float((log_w - value).detach().exp().std() / math.sqrt(len(log_w)))

@@ -13,7 +13,7 @@ from skebm.base.objective import fill_missing, weighted_mean
 from skebm.base.torchtools import check_memory, softplus
 from skebm.distributions import Distribution
 from skebm.energies import Telescope
-from skebm.objectives.log_partition import LogPartitionMonitor, gains, log_mean
+from skebm.objectives.log_partition import LogPartitionMonitor, gains, log_mean_and_error
 from skebm.objectives.score_matching import Rowwise
 from skebm.samplers._moves import standard_normal
 
@@ -274,4 +274,4 @@ class NoiseContrastive(Rowwise):
         }
         if self.clean_monitor is not None:
             return logs | self.clean_monitor.gains(self.energy, batch.x, batch.weight)
-        return logs | gains(-data, *log_mean(log_w.double()), batch.weight)
+        return logs | gains(-data, *log_mean_and_error(log_w.double()), batch.weight)

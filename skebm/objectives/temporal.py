@@ -116,7 +116,7 @@ class TemporalDivergence(Objective):
         else:
             chain = self._moved(targets, batch.row_index, state, generator)
             value = given.free_energy(targets.x) - given.free_energy(chain)
-        weight = weight_of(batch, targets.there)
+        weight = target_weights(batch, targets.there)
         return Loss((value if weight is None else weight * value).mean(), state)
 
     def gradients(self, batch: Batch, state: TemporalState, generator: torch.Generator) -> Loss:
@@ -127,7 +127,7 @@ class TemporalDivergence(Objective):
         lags, x, there = energy.lags_of_windows(batch.x, self.n_targets)
         targets = Targets(x, energy.biases(lags), there, None)
         chain = self._moved(targets, batch.row_index, state, generator)
-        self._write(lags, x, chain, targets.biases, weight_of(batch, there))
+        self._write(lags, x, chain, targets.biases, target_weights(batch, there))
         return Loss(None, state)
 
     @torch.no_grad()
@@ -181,7 +181,7 @@ class TemporalDivergence(Objective):
         energy = self.energy
         some = Batch(batch.x[:N_MONITORED], weight=_first(batch.weight))
         targets = energy.of_windows(some.x, self.n_targets)
-        given, weight = RowwiseRBM(energy.rbm, targets.biases), weight_of(some, targets.there)
+        given, weight = RowwiseRBM(energy.rbm, targets.biases), target_weights(some, targets.there)
         with sampling(energy):
             mean = given.visible(given.hidden(targets.x).mean).mean
             error = (targets.x - mean).square().mean(1)
@@ -212,7 +212,7 @@ class TemporalDivergence(Objective):
             return super().held_out(batch, state, generator)
         targets = self.energy.of_windows(batch.x, self.n_targets)
         found = self.log_prob(self.energy, targets, generator)
-        return -weighted_mean(found, weight_of(batch, targets.there)).to(batch.x.dtype)
+        return -weighted_mean(found, target_weights(batch, targets.there)).to(batch.x.dtype)
 
     @property
     def undivided(self) -> str | None:
@@ -306,7 +306,7 @@ class LabelDivergence(TemporalDivergence):
             parts.append(share * loss.value)
         if share < 1:  # log p(x, y) has been counted with its share of log p(y given x)
             targets = self.energy.of_windows(batch.x, self.n_targets)
-            own, weight = self._log_proba(targets), weight_of(batch, targets.there)
+            own, weight = self._log_proba(targets), target_weights(batch, targets.there)
             parts.append((share - 1) * (own if weight is None else weight * own).mean())
         return Loss(torch.stack(parts).sum(), state)
 
@@ -334,7 +334,7 @@ class LabelDivergence(TemporalDivergence):
         """Cross-entropy and accuracy given the past, and the values monitored for the frames."""
         some = Batch(batch.x[:N_MONITORED], weight=_first(batch.weight))
         targets = self.energy.of_windows(some.x, self.n_targets)
-        weight, labels = weight_of(some, targets.there), targets.x[:, -self.n_labels :]
+        weight, labels = target_weights(some, targets.there), targets.x[:, -self.n_labels :]
         log_p = log_label_proba(self.energy, targets, self.n_labels)
         loss = -weighted_mean((log_p * labels).sum(1), weight)
         right = log_p.argmax(1) == labels.argmax(1)
@@ -355,13 +355,13 @@ class LabelDivergence(TemporalDivergence):
         if self.generative_weight == 1:
             return super().held_out(batch, state, generator)
         targets = self.energy.of_windows(batch.x, self.n_targets)
-        return -weighted_mean(self._log_proba(targets), weight_of(batch, targets.there))
+        return -weighted_mean(self._log_proba(targets), target_weights(batch, targets.there))
 
 
 def _first(weight: Tensor | None) -> Tensor | None:
     return None if weight is None else weight[:N_MONITORED]
 
 
-def weight_of(batch: Batch, there: Tensor) -> Tensor | None:
+def target_weights(batch: Batch, there: Tensor) -> Tensor | None:
     """Weights of the targets of windows, (m,): each target has the weight of its window."""
     return None if batch.weight is None else batch.weight[:, None].expand_as(there)[there]

@@ -91,10 +91,10 @@ def rows_of(energy: Energy, x: Tensor | Mapping[str, Tensor] | None) -> Tensor |
     return rows
 
 
-def bounded(domain: Domain) -> bool:
+def has_uniform(domain: Domain) -> bool:
     """Whether the domain has a uniform distribution: discrete, or bounded on both sides."""
     if isinstance(domain, Mixed):
-        return all(bounded(part) for part in domain.parts)
+        return all(has_uniform(part) for part in domain.parts)
     return not isinstance(domain, Real) or None not in (domain.lower, domain.upper)
 
 
@@ -125,7 +125,7 @@ def fits_base(energy: Energy, base: Any) -> bool:
     Rows that a base was fitted to are not independent of it, so estimates use other rows.
     """
     own = getattr(energy, "base", None)
-    real = isinstance(energy.domain, Real) and not bounded(energy.domain)
+    real = isinstance(energy.domain, Real) and not has_uniform(energy.domain)
     return base is None and own is None and real
 
 
@@ -163,8 +163,8 @@ def default_base(energy: Energy, x: Tensor | Mapping[str, Tensor] | None = None)
         return base
     rows = rows_of(energy, x)
     domain, template = energy.domain, template_for(energy, rows)
-    if bounded(domain):
-        return _uniform(domain, template)
+    if has_uniform(domain):
+        return _uniform_base(domain, template)
     if not isinstance(domain, Real):
         raise ValueError(f"There is no base to choose by default for {domain}: pass one.")
     if rows is None:
@@ -183,7 +183,7 @@ def wide_base(energy: Energy, base: Distribution) -> Distribution | None:
     """
     if isinstance(energy, OnColumns):
         return energy.wider_base() if base is energy.base else None
-    if not bounded(energy.domain):
+    if not has_uniform(energy.domain):
         return base.widened(WIDE_SCALE**2) if isinstance(base, Gaussian) else None
     if (
         isinstance(base, Uniform)
@@ -191,10 +191,10 @@ def wide_base(energy: Energy, base: Distribution) -> Distribution | None:
         and not base.logits.any()
     ):
         return None
-    return _uniform(energy.domain, template_for(energy))
+    return _uniform_base(energy.domain, template_for(energy))
 
 
-def _uniform(domain: Domain, template: Tensor) -> Distribution:
+def _uniform_base(domain: Domain, template: Tensor) -> Distribution:
     """The uniform distribution; of independent columns on flat binary rows, for block Gibbs."""
     if isinstance(domain, Binary) and len(domain.shape) == 1:
         return IndependentBernoulli(template.new_zeros(domain.n_columns))
@@ -231,7 +231,7 @@ def check_base(energy: Energy, base: Any, x: Tensor | Mapping[str, Tensor] | Non
         )
     rows = rows_of(energy, x)
     _check_support(energy, base, rows, "row {} of x")
-    if bounded(energy.domain):
+    if has_uniform(energy.domain):
         template = template_for(energy, rows)
         generator = generator_for(None, template.device)
         draws = energy.domain.uniform(N_SUPPORT_DRAWS, generator, dtype=template.dtype)
@@ -347,7 +347,7 @@ def check_proper(
         Where E is nan at a distance of 100.
     """
     check_energy(energy)
-    if bounded(energy.domain) or energy.always_proper:
+    if has_uniform(energy.domain) or energy.always_proper:
         return
     template = template_for(energy, x)
     generator = generator_for(generator, template.device)
@@ -550,7 +550,7 @@ def _origins(domain: Domain, generator: torch.Generator, template: Tensor) -> Te
     if isinstance(domain, Mixed):
         parts = [_origins(part, generator, template).flatten(1) for part in domain.parts]
         return torch.cat(parts, 1)
-    if bounded(domain):
+    if has_uniform(domain):
         return domain.uniform(2 * N_RAYS, generator, dtype=template.dtype)
     shape = (2 * N_RAYS, *domain.row_shape)
     return torch.randn(shape, generator=generator, dtype=template.dtype, device=template.device)
@@ -560,7 +560,7 @@ def _unbounded(domain: Domain) -> Tensor:
     """Which columns of a row lack a lower or an upper bound, (d,) of bool."""
     if isinstance(domain, Mixed):
         return torch.cat([_unbounded(part) for part in domain.parts])
-    return torch.full((domain.n_columns,), not bounded(domain))
+    return torch.full((domain.n_columns,), not has_uniform(domain))
 
 
 def _reflected(domain: Domain, x: Tensor) -> Tensor:
@@ -568,7 +568,7 @@ def _reflected(domain: Domain, x: Tensor) -> Tensor:
     if isinstance(domain, Mixed):
         blocks = zip(domain.parts, domain.split(x), strict=True)
         return torch.cat([_reflected(part, block).flatten(1) for part, block in blocks], 1)
-    if not isinstance(domain, Real) or bounded(domain):
+    if not isinstance(domain, Real) or has_uniform(domain):
         return x
     if domain.lower is not None:
         return domain.lower + (x - domain.lower).abs()

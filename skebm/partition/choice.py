@@ -23,20 +23,20 @@ from skebm.base.domains import parts_of
 from skebm.base.energy import check_energy
 from skebm.distributions import Distribution
 from skebm.partition.annealed import AIS
-from skebm.partition.bethe import Bethe
 from skebm.partition.bracket import AISBracket
 from skebm.partition.checks import (
-    bounded,
     check_base,
     check_proper,
     default_base,
     generator_for,
+    has_uniform,
     rows_of,
     template_for,
 )
 from skebm.partition.exact import Exact, cheaper_side
-from skebm.partition.graph import pairwise_graph
 from skebm.partition.importance import ImportanceSampling, log_weights
+from skebm.partition.pairwise.bethe import Bethe
+from skebm.partition.pairwise.graph import pairwise_graph
 from skebm.partition.quadrature import MAX_COLUMNS, Integral, Quadrature, integrate
 
 # Draws of a base: to test whether it is near the model, and for the estimate itself.
@@ -216,7 +216,7 @@ def _efficiency(energy: Energy, base: Distribution | None) -> tuple[float, str]:
         return 0.0, ""
     base = getattr(energy, "base", None) if base is None else base
     if base is None:
-        if not bounded(energy.domain):
+        if not has_uniform(energy.domain):
             return 0.0, ""
         base = default_base(energy)  # uniform
     template = template_for(energy)

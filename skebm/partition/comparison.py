@@ -16,16 +16,16 @@ from skebm._validation import check_is_fitted, draw_seed
 from skebm.base import Energy, LogPartition, PartitionEstimator, Sampler
 from skebm.base.processes import collected, repeat
 from skebm.partition.annealed import AIS, ReverseAIS
-from skebm.partition.bethe import Bethe
 from skebm.partition.bracket import AISBracket
 from skebm.partition.bridge import BridgeSampling
 from skebm.partition.checks import check_base, check_proper, rows_of, template_for
 from skebm.partition.choice import in_a_line
 from skebm.partition.exact import Exact
 from skebm.partition.importance import ImportanceSampling
-from skebm.partition.perturb_and_map import PerturbAndMAP
+from skebm.partition.pairwise.bethe import Bethe
+from skebm.partition.pairwise.perturb_and_map import PerturbAndMAP
+from skebm.partition.pairwise.tree_reweighted import TreeReweighted
 from skebm.partition.quadrature import Quadrature
-from skebm.partition.tree_reweighted import TreeReweighted
 
 METHODS = (
     Exact,
@@ -161,7 +161,7 @@ def compare(
     def new_generator() -> torch.Generator:
         return torch.Generator(device).manual_seed(seed)
 
-    rows = [_row(method, energy, inputs, new_generator) for method in named.values()]
+    rows = [_measure(method, energy, inputs, new_generator) for method in named.values()]
     index = pandas.Index(list(named), name="method")
     return pandas.DataFrame(rows, index=index, columns=list(COLUMNS))
 
@@ -247,7 +247,7 @@ def _checked_rows(energy: Energy, base: Any, sampler: Any, x: Any, generator: An
 # ------------------------------------------------------------------------------
 
 
-def _row(
+def _measure(
     method: PartitionEstimator,
     energy: Energy,
     inputs: Mapping[str, Any],

@@ -241,7 +241,7 @@ def log_mean_of_chains(values: Tensor, n_chains: int) -> Tensor:
     return values.view(n_chains, -1).logsumexp(0) - math.log(n_chains)
 
 
-def log_mean_and_error(values: Tensor, n_chains: int) -> tuple[Tensor, Tensor]:
+def estimate_of_chains(values: Tensor, n_chains: int) -> tuple[Tensor, Tensor]:
     """As :func:`log_mean_of_chains`, and its standard error, (n,) each."""
     value = log_mean_of_chains(values, n_chains)
     ratio = (values.view(n_chains, -1) - value).exp()
@@ -411,7 +411,7 @@ def rowwise_log_z(
     values, x = annealed_log_z(steps, n_betas)
     x = steps.row_after(steps.at(x), 1.0)
     values = values.view(n, n_chains)
-    value, error = log_mean_and_error(values.t().reshape(-1), n_chains)
+    value, error = estimate_of_chains(values.t().reshape(-1), n_chains)
     pick = torch.multinomial(values.softmax(1), 1, generator=generator)[:, 0]
     draws = x.view(n, n_chains, -1)[torch.arange(n, device=x.device), pick]
     return LogZGiven(value, error, value.clone(), torch.zeros_like(value) > 0, draws)

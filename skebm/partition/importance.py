@@ -18,11 +18,11 @@ from skebm.distributions import Distribution
 from skebm.partition.checks import (
     NO_UPPER,
     MonteCarloEstimator,
-    bounded,
     check_base,
     check_delta,
     default_base,
     generator_for,
+    has_uniform,
     row_energies,
     rows_of,
     template_for,
@@ -286,7 +286,7 @@ class ImportanceSampling(MonteCarloEstimator):
             draws = base.sample(min(self.chunk, n_remaining), generator)
             n_remaining -= len(draws)
             parts.append(log_weights(energy, base, draws, self.chunk))
-        return self._summarised(torch.cat(parts), not bounded(energy.domain))
+        return self._summarised(torch.cat(parts), not has_uniform(energy.domain))
 
     def _summarised(self, log_w: Tensor, unbounded: bool) -> LogPartition:
         """The estimate from log weights (n,); warns where it is unreliable."""

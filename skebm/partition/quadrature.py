@@ -169,7 +169,7 @@ class CubatureRule(NamedTuple):
 
 
 @cache
-def rule_of(d: int) -> CubatureRule:
+def cubature_rule(d: int) -> CubatureRule:
     """Gauss and Kronrod's rule for one column, Genz and Malik's of degree seven for several.
 
     References
@@ -274,7 +274,9 @@ class Cells:
     def __init__(self, density: Density, witnesses: Tensor):
         d = witnesses.shape[1]
         self.density, like = density, witnesses
-        rule = CubatureRule(*(torch.as_tensor(part, device=like.device) for part in rule_of(d)))
+        rule = CubatureRule(
+            *(torch.as_tensor(part, device=like.device) for part in cubature_rule(d))
+        )
         self.rule = rule
         n = N_START[d]
         middle = (2 * torch.arange(n).to(like) + 1) / n - 1

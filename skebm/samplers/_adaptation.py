@@ -11,7 +11,7 @@ from torch import Tensor
 
 from skebm._validation import Interval, StrOptions
 from skebm.base import ChainState, Clamp, Energy
-from skebm.samplers._moves import bounded
+from skebm.samplers._moves import has_bounds
 
 # Parameters of dual averaging, with the symbols of Hoffman and Gelman (2014), section 3.2.1.
 GAMMA, T0, KAPPA = 0.05, 10, 0.75
@@ -134,7 +134,7 @@ def initial_scale(scale: Any, energy: Energy, x: Tensor, adapt: bool = False) ->
     if scale is None:
         return None
     if isinstance(scale, str):
-        if scale == "dense" and bounded(energy.domain):
+        if scale == "dense" and has_bounds(energy.domain):
             raise ValueError(
                 'scale="dense" rotates steps, which is incompatible with reflection at bounds: '
                 f'use scale="auto" on {energy.domain}.'

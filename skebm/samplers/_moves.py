@@ -199,7 +199,7 @@ def zero_clamped(values: Tensor, clamp: Clamp | None) -> Tensor:
     return values if clamp is None else values.masked_fill(clamp.mask, 0)
 
 
-def bounded(domain: Any) -> bool:
+def has_bounds(domain: Any) -> bool:
     """Whether a real domain has a bound on at least one side."""
     return domain.lower is not None or domain.upper is not None
 
@@ -209,7 +209,7 @@ def reject_outside(domain: Any, x: Tensor, instead: Tensor) -> tuple[Tensor, Ten
 
     The energy is not defined outside, and may be infinite at a bound.
     """
-    if not bounded(domain):
+    if not has_bounds(domain):
         return x, None
     outside = ~((x >= _low(domain)) & (x <= _high(domain))).flatten(1).all(1)
     return torch.where(by_row(outside, x), instead, x), outside

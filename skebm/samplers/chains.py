@@ -16,7 +16,7 @@ from skebm._validation import Interval
 from skebm.base import BipartiteEnergy, Domain, Energy, Real, Sampler
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
-from skebm.samplers._moves import bounded, by_row, standard_normal
+from skebm.samplers._moves import by_row, has_bounds, standard_normal
 
 # An augmentation of rows, from a generator.
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]
@@ -158,7 +158,7 @@ class FromData(ChainPolicy):
         if self.noise_scale:
             domain: Any = energy.domain
             rows = x + self.noise_scale * standard_normal(x, generator)
-            rows = rows.clamp(domain.lower, domain.upper) if bounded(domain) else rows
+            rows = rows.clamp(domain.lower, domain.upper) if has_bounds(domain) else rows
         return _augmented(rows, self.augmentation, generator), None
 
 
@@ -421,6 +421,6 @@ def _initial_rows(
         return initial.sample(n, generator).to(dtype)
     if not isinstance(domain, Real) or (domain.lower is not None and domain.upper is not None):
         return domain.uniform(n, generator, dtype=dtype)
-    if bounded(domain):
+    if has_bounds(domain):
         raise ValueError(f"There is no uniform distribution over {domain}: pass initial=.")
     return torch.randn(n, *domain.shape, generator=generator, dtype=dtype, device=generator.device)

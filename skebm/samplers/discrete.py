@@ -80,7 +80,7 @@ class GibbsWithGradients(Sampler):
 
     def _log_proposal(self, domain: Any, state: Any, beta: float, clamp: Clamp | None) -> Tensor:
         """log q(m given x) of every change m, (n, d); -inf for changes that are not allowed."""
-        logits = _gains(domain, state.x, beta * state.grad) / 2
+        logits = _change_gains(domain, state.x, beta * state.grad) / 2
         logits = logits.masked_fill(_not_allowed(domain, state.x, clamp), -math.inf)
         total = logits.logsumexp(1, keepdim=True)
         return torch.where(total.isneginf(), logits, logits - total)
@@ -184,12 +184,12 @@ class DiscreteLangevin(Sampler):
         u = torch.rand(log_q.shape, generator=generator, dtype=log_q.dtype, device=log_q.device)
         u = u.clamp_(min=torch.finfo(u.dtype).tiny)
         levels = (log_q - (-u.log()).log()).argmax(2, keepdim=True)
-        x = _row(domain, levels.squeeze(2), state.x)
+        x = _rows_of_levels(domain, levels.squeeze(2), state.x)
         proposal = ChainState(x, *evaluate(energy, x), state.aux)
         if not self.adjust:
             return proposal, StepInfo(1.0)
         log_q_reverse = self._log_proposal(domain, proposal, beta, clamp, h)
-        before = _levels(domain, state.x).unsqueeze(2)
+        before = _levels_of_rows(domain, state.x).unsqueeze(2)
         correction = log_q_reverse.gather(2, before) - log_q.gather(2, levels)
         ratio = beta * (state.energy - proposal.energy) + correction.flatten(1).sum(1)
         new, acceptance = metropolis(ratio, state, proposal, generator)
@@ -199,7 +199,7 @@ class DiscreteLangevin(Sampler):
         self, domain: Any, state: Any, beta: float, clamp: Clamp | None, h: Any
     ) -> Tensor:
         """log q of every level of every column, (n, columns, levels)."""
-        change = _gains(domain, state.x, beta * state.grad) / 2
+        change = _change_gains(domain, state.x, beta * state.grad) / 2
         change = change - (1 / (2 * h) if isinstance(domain, Binary) else 1 / h)
         change = change.masked_fill(_not_allowed(domain, state.x, clamp), -math.inf)
         if isinstance(domain, Binary):
@@ -213,7 +213,7 @@ class DiscreteLangevin(Sampler):
         return logits.log_softmax(2)
 
 
-def _gains(domain: Any, x: Tensor, grad: Tensor) -> Tensor:
+def _change_gains(domain: Any, x: Tensor, grad: Tensor) -> Tensor:
     """First-order change of log p by each change of a row, (n, d).
 
     Entry i stands for a flip of bit i, or for level i of its one-hot column.
@@ -258,12 +258,12 @@ def _changed(domain: Any, x: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
     return x.scatter(1, before, 0).scatter(1, change, 1), before
 
 
-def _levels(domain: Any, x: Tensor) -> Tensor:
+def _levels_of_rows(domain: Any, x: Tensor) -> Tensor:
     """Level of every column, (n, columns)."""
     return x.flatten(1).long() if isinstance(domain, Binary) else domain.levels(x)
 
 
-def _row(domain: Any, levels: Tensor, like: Tensor) -> Tensor:
+def _rows_of_levels(domain: Any, levels: Tensor, like: Tensor) -> Tensor:
     """Rows of the given levels."""
     if isinstance(domain, Binary):
         return levels.to(like.dtype).view_as(like)

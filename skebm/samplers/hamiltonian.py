@@ -21,8 +21,8 @@ from skebm.samplers._adaptation import (
     settings,
 )
 from skebm.samplers._moves import (
-    bounded,
     evaluate,
+    has_bounds,
     metropolis,
     reflect,
     standard_normal,
@@ -142,11 +142,11 @@ class HMC(Sampler):
         h = h * (1 + self.jitter * (2 * u - 1))
         p = standard_normal(x, generator, clamp)
         kinetic = p.square().flatten(1).sum(1) / 2
-        has_bounds, nan = bounded(energy.domain), torch.zeros_like(value, dtype=torch.bool)
+        reflects, nan = has_bounds(energy.domain), torch.zeros_like(value, dtype=torch.bool)
         p = p - (beta / 2) * h * zero_clamped(scale_gradient(s, grad), clamp)
         for k in range(self.n_leapfrog):
             x = x + h * scale_noise(s, p)
-            if has_bounds:
+            if reflects:
                 x, sign = reflect(energy.domain, x)
                 p = p * sign
             value, grad = evaluate(energy, x)

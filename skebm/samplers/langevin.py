@@ -20,9 +20,9 @@ from skebm.samplers._adaptation import (
     scale_noise,
 )
 from skebm.samplers._moves import (
-    bounded,
     check_gradient,
     evaluate,
+    has_bounds,
     reflect,
     standard_normal,
     tempers_joint,
@@ -310,7 +310,7 @@ def langevin_update(
         s = diagonal_scale(s, x, clamp)
         grad, noise = scale_noise(s, scale_gradient(s, grad)), scale_noise(s, noise)
     new = x.sub(grad, alpha=h).add_(noise, alpha=sigma)
-    if bounded(domain):
+    if has_bounds(domain):
         clip = bounds != "reflect"
         new = new.clamp(domain.lower, domain.upper) if clip else reflect(domain, new)[0]
     if clamp is not None:

@@ -139,18 +139,18 @@ class ParallelTempering(Sampler):
         kernel, n_numbers = self.kernel, self.n_temperatures * x.numel()
         what = f"n_temperatures={self.n_temperatures} replicas of {len(x)} chains"
         check_memory(what, n_numbers, x.dtype, x.device)
-        return _ladder([kernel.init(rung, x) for rung, _ in self._rungs(energy)])
+        return _coldest_state([kernel.init(rung, x) for rung, _ in self._rungs(energy)])
 
     def refresh(self, energy: Energy, state: ChainState) -> ChainState:
         """The same replicas under an energy that has changed."""
         kernel, rungs = self.kernel, self._rungs(energy)
-        return _ladder(
+        return _coldest_state(
             [kernel.refresh(rung, one) for (rung, _), one in zip(rungs, state.aux, strict=True)]
         )
 
     def freeze(self, state: ChainState) -> ChainState:
         """The same chains with the adapted settings of all replicas fixed."""
-        return _ladder([self.kernel.freeze(one) for one in state.aux])
+        return _coldest_state([self.kernel.freeze(one) for one in state.aux])
 
     def step(
         self,
@@ -177,7 +177,7 @@ class ParallelTempering(Sampler):
                     for j in (k, k + 1):  # the cached energies are those of the other replica
                         states[j] = kernel.refresh(rungs[j][0], states[j])
                 rates.append(log_ratio.clamp(max=0).exp().mean())
-        return _ladder(states), StepInfo(torch.stack(rates).mean())
+        return _coldest_state(states), StepInfo(torch.stack(rates).mean())
 
     def _rungs(self, energy: Any) -> list[tuple[Any, float]]:
         """Energy and inverse temperature of each replica, hottest first."""
@@ -201,6 +201,6 @@ class ParallelTempering(Sampler):
         return beta * (hot[1] - cold[1]) * (energy_a - energy_b)
 
 
-def _ladder(states: list[ChainState]) -> ChainState:
+def _coldest_state(states: list[ChainState]) -> ChainState:
     """The state of the coldest replica, with those of all replicas in ``aux``."""
     return states[-1]._replace(aux=tuple(states))

@@ -162,7 +162,7 @@ def limited(module: nn.Module) -> list[Energy]:
     ]
 
 
-def line_search(
+def line_search_update(
     module: Objective,
     optimizer: torch.optim.Optimizer,
     run: Run,
@@ -835,7 +835,7 @@ class EnergyNet(NeuralNet):
         if parallel is not None:
             gradients = parallel.gradients
         if searches_steps(optimizer):
-            search = line_search(
+            search = line_search_update(
                 self.module_, optimizer, self.run_, generator, self._notify_gradients
             )
             return search, nothing

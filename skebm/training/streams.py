@@ -92,7 +92,7 @@ def _reader(X: Any) -> Callable[[Any], Iterator[Part]] | None:
     return None
 
 
-def _length(X: Any) -> int | None:
+def _n_rows_known(X: Any) -> int | None:
     """Number of rows that a stream says it has, if it knows."""
     if _classes(X, "pyarrow"):
         if hasattr(X, "metadata") and hasattr(X.metadata, "num_rows"):
@@ -255,12 +255,12 @@ def parts(X: Any) -> Iterator[Part]:
     """
     reader = _reader(X)
     assert reader is not None
-    n, seen, first = _length(X), 0, None
+    n, seen, first = _n_rows_known(X), 0, None
     for part in reader(X):
         x = part.x
         if x.dtype.kind not in "biuf":
             raise ValueError(f"Rows of the stream are of type {x.dtype}. {REMEDY}")
-        kind = _kind(x.dtype)
+        kind = _written_dtype(x.dtype)
         if first is None:
             first = x.shape[1:], kind
             _check_shape(x)
@@ -294,7 +294,7 @@ def _check_shape(x: np.ndarray) -> None:
         raise ValueError("Found array with 0 feature(s): the stream has no columns.")
 
 
-def _kind(dtype: np.dtype) -> np.dtype:
+def _written_dtype(dtype: np.dtype) -> np.dtype:
     """Type in which numbers are written: float32 where it holds them all, otherwise float64."""
     return np.dtype(np.float32 if np.can_cast(dtype, np.float32, "safe") else np.float64)
 
@@ -312,7 +312,7 @@ def spooled(X: Any) -> Spool:
 
     If the disk is full, raises `OSError` that names the folder and the number of bytes needed.
     """
-    found = _written((part for part in parts(X)), _length(X))
+    found = _write_blocks((part for part in parts(X)), _n_rows_known(X))
     return Spool(found[0], _header(X), found[1])
 
 
@@ -321,10 +321,10 @@ def some_rows(X: Any, rows: np.ndarray) -> Any:
     if not is_large(X) or len(rows) <= sample_size(math.prod(X.shape[1:])):
         return take_rows(X, rows)
     chosen = as_mapped(X).subset(rows)
-    return _written((Part(block) for _, block in chosen.blocks()), len(rows))[0]
+    return _write_blocks((Part(block) for _, block in chosen.blocks()), len(rows))[0]
 
 
-def _written(blocks: Iterator[Part], n: int | None) -> tuple[np.memmap, np.ndarray | None]:
+def _write_blocks(blocks: Iterator[Part], n: int | None) -> tuple[np.memmap, np.ndarray | None]:
     """Blocks in a temporary file, as a memory map, and their labels; `n` of them, if known."""
     labels, seen, first = [], 0, None
     with tempfile.TemporaryFile(prefix="skebm-") as file:

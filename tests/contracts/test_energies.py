@@ -18,14 +18,12 @@ from skebm.base import (
 )
 from skebm.distributions import Columns, Gaussian, IndependentBernoulli
 from skebm.energies import (
-    AnnealedGaussianRBM,
     BernoulliDBM,
     BernoulliRBM,
     BoltzmannMachine,
     ClassRBM,
     ConditionalEnergy,
     GatedEnergy,
-    GaussianRBM,
     GivenEnergy,
     MixedDBM,
     MixedRBM,
@@ -56,8 +54,8 @@ from tests.oracle import (
     make_class_rbm,
     make_conditional,
     make_gated,
-    make_gaussian_rbm,
     make_rbm,
+    make_real_rbm,
     make_spike_slab,
     make_subspace,
     make_temporal,
@@ -134,7 +132,7 @@ CASES = {
     EnergySum: {
         "sum of bits": lambda: 0.7 * make_rbm(5, 3) + make_boltzmann(5),
         "sum of numbers": lambda: (
-            make_gaussian_rbm(3, 2) + 0.5 * Quadratic(field(3), torch.eye(3, dtype=DOUBLE) + 0.5)
+            make_real_rbm(3, 2) + 0.5 * Quadratic(field(3), torch.eye(3, dtype=DOUBLE) + 0.5)
         ),
     },
     PairwiseSum: {
@@ -147,13 +145,6 @@ CASES = {
     },
     TemperedMarginal: {"hot": lambda: TemperedMarginal(make_rbm(5, 3), 0.6)},
     TemperedCorrection: {"corrected": lambda: TemperedCorrection(make_tree_rbm(5, 3), beta=0.6)},
-    GaussianRBM: {
-        "Gaussian": lambda: make_gaussian_rbm(4, 3),
-        "Gaussian of known widths": lambda: make_gaussian_rbm(2, 4, learn_sigma=False),
-    },
-    AnnealedGaussianRBM: {
-        "annealed Gaussian": lambda: AnnealedGaussianRBM(make_gaussian_rbm(4, 3), beta=0.6)
-    },
     MixedRBM: {
         "mixed": lambda: MixedRBM(
             Columns([IndependentBernoulli(field(2)), Gaussian(field(2), 1.5)]),
@@ -161,7 +152,8 @@ CASES = {
             generator=seeded(),
             scale=0.7,
             dtype=DOUBLE,
-        )
+        ),
+        "real": lambda: make_real_rbm(4, 3),
     },
     SpikeSlabEnergy: {
         "spikes and slabs": lambda: make_spike_slab(4, 3),
@@ -205,7 +197,7 @@ CASES = {
     Tilted: {
         "tilted": lambda: Tilted(make_rbm(5, 3), field(5), beta=0.6),
         "twice": lambda: Tilted(Tilted(make_rbm(3, 4), field(3), 0.6), field(3, seed=8), 1.7),
-        "tilted Gaussian": lambda: Tilted(make_gaussian_rbm(4, 3), field(4), beta=0.6),
+        "tilted real": lambda: Tilted(make_real_rbm(4, 3), field(4), beta=0.6),
     },
     Block: {
         "bits of mixed rows": lambda: Block(MixedRows(), Binary((1,)), OTHERS, 0),
@@ -222,8 +214,7 @@ BUILDERS = {name: build for builders in CASES.values() for name, build in builde
 BIPARTITE = [
     name for cls, builders in CASES.items() for name in builders if issubclass(cls, BipartiteEnergy)
 ]
-# Those whose visible layer can be enumerated as well; test_gaussian_rbm.py and
-# test_mixed_rbm.py have the others.
+# Those whose visible layer can be enumerated as well; test_mixed_rbm.py has the others.
 OF_BITS = [name for name in BIPARTITE if isinstance(BUILDERS[name]().domain, Binary)]
 BETAS = [1.0, 0.3, 2.0, 0.0]
 

@@ -20,7 +20,7 @@ from skebm.distributions import (
     NormalizingFlow,
     TruncatedGaussian,
 )
-from skebm.energies import BernoulliDBM, GaussianRBM
+from skebm.energies import BernoulliDBM, MixedRBM
 from skebm.objectives import (
     AssessedDivergence,
     CenteredObjective,
@@ -83,6 +83,7 @@ from tests.objectives import (
 )
 from tests.oracle import (
     DOUBLE,
+    AutogradRBM,
     make_class_rbm,
     make_conditional,
     make_gated,
@@ -232,9 +233,9 @@ def based_rbm():
     return energy
 
 
-def gaussian_rbm():
+def real_rbm(cls=AutogradRBM):
     base = Gaussian(torch.zeros(3, dtype=DOUBLE), 2.0)
-    return GaussianRBM(3, H, generator=seeded(), scale=0.3, sigma=2.0, dtype=DOUBLE, base=base)
+    return cls(base, H, generator=seeded(), scale=0.3, dtype=DOUBLE)
 
 
 def by_chains(make, build=neural, **kind):
@@ -365,9 +366,10 @@ CASES = {
             data,
             penalised=True,
         ),
-        "Gaussian RBM from data": Case(lambda: sampled(Gibbs())(gaussian_rbm()), real_rows),
-        "Gaussian RBM by chains": Case(
-            lambda: sampled(Gibbs(), Persistent, sigma=SIGMA)(gaussian_rbm()), real_rows
+        "RBM of numbers from data": Case(lambda: sampled(Gibbs())(real_rbm(MixedRBM)), real_rows),
+        "RBM of numbers by autograd": Case(lambda: sampled(Gibbs())(real_rbm()), real_rows),
+        "RBM of noisy numbers by autograd": Case(
+            lambda: sampled(Gibbs(), Persistent, sigma=SIGMA)(real_rbm()), real_rows
         ),
         "sampled one-hot": Case(
             lambda: sampled(GibbsWithGradients())(one_hot(base=True)), one_hot_rows

@@ -116,14 +116,14 @@ def work_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
     if isinstance(shape, tuple) and shape and all(isinstance(k, Integral) for k in shape):
         n, d = shape[0], math.prod(shape[1:])
     else:
-        n, d = _length(given[0]) if given else 1, columns
+        n, d = _n_rows_asked(given[0]) if given else 1, columns
     if net is None:
         return float(n) * d * max(N_COMPONENTS * d, min(n, N_KERNELS))
     n_weights = sum(p.numel() for p in net.module_.parameters())
     return float(max(n, N_CHAINS)) * max(n_weights, d * d)
 
 
-def _length(value: Any) -> float:
+def _n_rows_asked(value: Any) -> float:
     """The number of rows that an argument asks for or holds; infinite for a stream of them."""
     if isinstance(value, int):
         return value

@@ -158,7 +158,7 @@ def train(
 
     `FloatingPointError` is raised if training diverges before there are any.
     """
-    fit, held_out = _split(rows, settings.validation_fraction, generator)
+    fit, held_out = _split_rows(rows, settings.validation_fraction, generator)
     monitored = None if held_out is None else _copies(held_out, generator)
     few = held_out is None and settings.validation_fraction > 0
     n_steps = min(settings.n_steps, FEW_STEPS) if few else settings.n_steps
@@ -213,7 +213,7 @@ def _mean_log_prob(flow: nn.Module, z: Tensor, weight: Tensor) -> float:
     return float((weight * value).mean())
 
 
-def _split(
+def _split_rows(
     rows: StandardisedRows, fraction: float, generator: torch.Generator
 ) -> tuple[StandardisedRows, StandardisedRows | None]:
     """Training rows and held-out rows, None where there are too few."""

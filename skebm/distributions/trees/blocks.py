@@ -84,7 +84,7 @@ def _greedy_merges(
         parent = maximum_spanning_tree(information.numpy()).tolist()
         if block_size == 1:
             return Structure(blocks, parent, counts)
-        gains = _gains(patterns, sizes, weight, x.dtype, counts, information, parent)
+        gains = _merge_gains(patterns, sizes, weight, x.dtype, counts, information, parent)
         merged = _merge(blocks, _merge_values(gains, counts, information), block_size)
         if len(merged) == len(blocks):
             return Structure(blocks, parent, counts)
@@ -157,7 +157,7 @@ def _exclusive_columns(both: Tensor, block_size: int) -> list[list[int]]:
             values[j] = 0
 
 
-def _gains(
+def _merge_gains(
     patterns: Tensor,
     sizes: Tensor,
     weight: Tensor,

@@ -99,7 +99,9 @@ class BoltzmannMachine(PairwiseEnergy):
     ):
         super().__init__()
         W = _matrix(coupling)
-        self.domain = Binary((len(W),)) if domain is None else _discrete(domain, len(W))
+        self.domain = (
+            Binary((len(W),)) if domain is None else _check_pairwise_domain(domain, len(W))
+        )
         alone = same_column(self.domain).to(W.device)
         J = ((W + W.t()) / 2).masked_fill(alone, 0)
         pairs = J != 0
@@ -358,7 +360,7 @@ def _like(model: Tensor, values: Any, name: str) -> Tensor:
     return tensor
 
 
-def _discrete(domain: Domain, d: int) -> Domain:
+def _check_pairwise_domain(domain: Domain, d: int) -> Domain:
     """A domain of bits and one-hot columns with d entries in a row."""
     if not all(isinstance(part, (Binary, Categorical)) for part in parts_of(domain)):
         raise ValueError(f"A Boltzmann machine is defined on bits and categories, not on {domain}.")

@@ -139,7 +139,7 @@ class BoltzmannBlueprint(JointBlueprint):
 
     def with_rule(self, learning: str) -> BoltzmannBlueprint:
         """The same with another rule, by steps that use all rows."""
-        return replace(self, learning=learning, plan=line_search(self.plan), chains=None)
+        return replace(self, learning=learning, plan=line_search_plan(self.plan), chains=None)
 
     def with_penalties(self, l1: float, l2: float) -> BoltzmannBlueprint:
         """The same with other penalties."""
@@ -230,7 +230,7 @@ class BoltzmannBlueprint(JointBlueprint):
 # ------------------------------------------------------------------------------
 
 
-def line_search(plan: TrainingPlan) -> TrainingPlan:
+def line_search_plan(plan: TrainingPlan) -> TrainingPlan:
     """The plan for steps that use all rows."""
     return replace(
         plan,
@@ -341,14 +341,14 @@ def columns_in_order(table: Any) -> list[int]:
     return list(range(table.domain.n_columns))
 
 
-def enumeration_cost(domain: Any) -> float:
+def cost_of_sum(domain: Any) -> float:
     """Terms of a sum over all states."""
     return float(domain.n_states * domain.n_columns)
 
 
 def choose_rule(asked: str, domain: Any) -> tuple[str, str]:
     """The learning rule, and why it is."""
-    cost = enumeration_cost(domain)
+    cost = cost_of_sum(domain)
     if asked == "exact" and cost > MOST_COST:
         raise ValueError(
             f'learning="exact" would sum {cost:.2g} terms at every step, more than '
@@ -416,7 +416,7 @@ def _quick(blueprint: BoltzmannBlueprint) -> tuple[BoltzmannBlueprint, float]:
     """
     if blueprint.learning in LOCAL_RULES:
         return blueprint.with_rule(blueprint.learning), 1.0
-    if enumeration_cost(blueprint.table.domain) <= QUICK_COST and blueprint.learning == "exact":
+    if cost_of_sum(blueprint.table.domain) <= QUICK_COST and blueprint.learning == "exact":
         return blueprint.with_rule("exact"), 1.0
     return blueprint.with_rule("pseudo_likelihood"), 2.0
 

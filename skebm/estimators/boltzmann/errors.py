@@ -39,7 +39,7 @@ class CouplingErrors(NamedTuple):
     bias: np.ndarray
 
 
-def statistics(energy: BoltzmannMachine, x: Tensor) -> Tensor:
+def sufficient_statistics(energy: BoltzmannMachine, x: Tensor) -> Tensor:
     """Sufficient statistics of rows, (n, P): products of coupled entries, then the entries."""
     i, j = energy.ends
     return torch.cat([x[:, i] * x[:, j], x], 1)
@@ -68,7 +68,7 @@ def _fisher(energy: BoltzmannMachine, draws: Any) -> Tensor:
     n = len(energy.weight) + len(energy.bias)
     mean, second = torch.zeros(n, dtype=torch.float64), torch.zeros(n, n, dtype=torch.float64)
     for x, p in draws:
-        t = statistics(energy, x).double()
+        t = sufficient_statistics(energy, x).double()
         mean += p @ t
         second += t.t() @ (t * p[:, None])
     return second - torch.outer(mean, mean)
@@ -81,7 +81,7 @@ def _sandwich(energy: BoltzmannMachine, rule: Any, rows: Any) -> Tensor:
     spread = torch.zeros(n, n, dtype=torch.float64)
     mean = torch.zeros(n, dtype=torch.float64)
     i, j = energy.ends
-    place, total = _places(energy), float(rows.counts.sum())
+    place, total = _parameter_places(energy), float(rows.counts.sum())
     size = max(1, min(BLOCK, int(2e7 / n)))
     for start in range(0, len(rows), size):
         x = rows.block(start, start + size).double()
@@ -121,7 +121,7 @@ def _derivatives(energy: BoltzmannMachine, rule: Any, x: Tensor) -> tuple[Tensor
     return gradient.detach(), curvature
 
 
-def _places(energy: BoltzmannMachine) -> Tensor:
+def _parameter_places(energy: BoltzmannMachine) -> Tensor:
     """Parameter of each feature of each logit, (D, D + 1); -1 for pairs that are no edges."""
     i, j = energy.ends
     m, d = len(i), len(energy.bias)

@@ -40,10 +40,10 @@ from skebm.estimators.boltzmann.blueprint import (
     choose_ridge,
     choose_rule,
     columns_in_order,
+    cost_of_sum,
     entry_edges,
-    enumeration_cost,
     independent,
-    line_search,
+    line_search_plan,
     nearest_start,
     unseen_states,
     warn_of_unseen,
@@ -433,7 +433,7 @@ class BoltzmannMachineDensity(BaseDensity):
         stochastic = streaming or rate != "auto" or size != "auto" or given
         if learning not in CONVEX or stochastic:
             return plan
-        found = line_search(plan)
+        found = line_search_plan(plan)
         return found if n_iter == "auto" else replace(found, n_iter=int(n_iter))
 
     def _chains(self, learning: str) -> ChainPolicy | None:
@@ -534,7 +534,7 @@ class BoltzmannMachineDensity(BaseDensity):
     ) -> Tensor:
         energy, blueprint = self.energy_ / temperature, self._blueprint
         with torch.no_grad():
-            if enumeration_cost(energy.domain) <= CHEAP_COST:
+            if cost_of_sum(energy.domain) <= CHEAP_COST:
                 return exact_draws(energy, n, generator)
             start = chain_rows(self.net_) if blueprint.learning == "pcd" else None
             if temperature != 1:

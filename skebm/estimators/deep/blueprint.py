@@ -24,7 +24,7 @@ from skebm.estimators.deep.meanfield import (
     MeanField,
     VariationalEnergy,
     bound_of,
-    is_exact,
+    enumerates_hidden,
     refined,
     solve,
 )
@@ -180,7 +180,7 @@ class DeepBlueprint(RBMBlueprint):
     @property
     def is_exact(self) -> bool:
         """Whether the hidden layers are summed out."""
-        return is_exact(self.layers)
+        return enumerates_hidden(self.layers)
 
     def scoring_energy(self, energy: Any) -> Any:
         domain = self.table.domain

@@ -88,7 +88,7 @@ def pretrain(
     for number in range(1, layers.depth + 1):
         first, last = number == 1, number == layers.depth
         factors = Factors(2 if first and not last else 1, 2 if last and not first else 1)
-        rbm = _rbm(
+        rbm = _new_rbm(
             base if first else None, layers.sizes[number - 1 : number + 1], energy, generator
         )
         train_pair(rbm, below, factors, settings, generator)
@@ -104,7 +104,7 @@ def pretrain(
         energy.visible_bias[layers.n_visible :] -= HIDDEN_LOGIT
 
 
-def _rbm(
+def _new_rbm(
     base: Distribution | None, sizes: tuple[int, ...], energy: Any, generator: torch.Generator
 ) -> BernoulliRBM | MixedRBM:
     """An untrained RBM of two neighbouring layers, with weights as in the deep model."""

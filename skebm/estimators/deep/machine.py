@@ -31,7 +31,7 @@ from skebm.estimators.deep.module import sigmoid_network
 from skebm.estimators.deep.rows import LayeredTable
 from skebm.estimators.rbm.blueprint import Trials
 from skebm.estimators.rbm.choice import BaseChoice, epochs_by_halves
-from skebm.estimators.rbm.drawing import BLOCK, draw, imputed, starts_of
+from skebm.estimators.rbm.drawing import BLOCK, draw_visible, imputed, starts_of
 from skebm.estimators.rbm.missing import hidden_means, log_sums
 from skebm.estimators.tables.bases import (
     COLUMN_BASES,
@@ -542,7 +542,7 @@ class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         starts = starts_of(energy, self._blueprint, self.net_, reference)
         how: dict[str, Any] = {"n_steps": n_steps, "temperature": temperature}
         sampler = self._blueprint.layer_sampler
-        drawn = draw(energy, sampler, starts, n_samples, generator, **how)
+        drawn = draw_visible(energy, sampler, starts, n_samples, generator, **how)
         return self._blueprint.table.invert(drawn)
 
     @as_given

@@ -232,7 +232,7 @@ class VariationalEnergy(nn.Module):
 
 def bound_of(given: HiddenGiven, settings: MeanField) -> Tensor:
     """The tightest lower bound that the settings ask for, or the exact value, (n,), float64."""
-    if is_exact(given.layers):
+    if enumerates_hidden(given.layers):
         return given.log_marginal()
     logit = solve(given, settings.tol, settings.max_steps).logit
     if not settings.n_draws:
@@ -240,7 +240,7 @@ def bound_of(given: HiddenGiven, settings: MeanField) -> Tensor:
     return importance_bound(given, logit, settings.n_draws)
 
 
-def is_exact(layers: Layers) -> bool:
+def enumerates_hidden(layers: Layers) -> bool:
     """Whether the hidden layers of a row are summed out by enumeration."""
     n, m = sorted((layers.n_beside, layers.n_between))
     return n == 0 or 2.0 ** min(n, 999) * m <= EXACT_TERMS

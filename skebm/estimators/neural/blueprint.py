@@ -29,7 +29,7 @@ from skebm.energies import (
 )
 from skebm.energies.neural import stored_network
 from skebm.energies.path import unary_fields
-from skebm.estimators.base import JointBlueprint, stopping_of
+from skebm.estimators.base import JointBlueprint, chain_rows, stopping_of
 from skebm.estimators.tables.bases import (
     COLUMN_BASES,
     REAL_BASES,
@@ -107,7 +107,7 @@ POLICIES: dict[str, type[ChainPolicy]] = {
 }
 
 
-def default_sampler(domain: Domain) -> Sampler:
+def default_chain_sampler(domain: Domain) -> Sampler:
     """Adaptive MALA, Gibbs with gradients for discrete rows, or both in turn."""
     if isinstance(domain, RealDomain):
         return MALA(adapt=True, scale="auto")
@@ -213,29 +213,26 @@ class ChainRule(Rule):
         """The sampler, or the default one if it is biased or keeps more than the current rows."""
         sampler = self.fitted_sampler(net)
         exact = sampler.exact and sampler.kernel is sampler
-        return sampler if exact else default_sampler(domain)
+        return sampler if exact else default_chain_sampler(domain)
 
     def chain_rows(self, net: EnergyNet) -> Tensor | None:
         """Rows of the training chains, if they are persistent."""
-        return chain_rows(net)
+        return persistent_rows(net)
 
     def known_rows(self, net: EnergyNet) -> Tensor | None:
         """Training chains, or the rows of a replay buffer."""
-        chains, state = chain_rows(net), net.state_
+        chains, state = persistent_rows(net), net.state_
         return state.pool if chains is None and state is not None else chains
 
     def annealing_starts(self, net: EnergyNet, reference: Tensor) -> dict[str, Tensor]:
-        starts = {"data": reference, "training chains": chain_rows(net)}
+        starts = {"data": reference, "training chains": persistent_rows(net)}
         return {name: x.to(reference) for name, x in starts.items() if x is not None}
 
 
-def chain_rows(net: EnergyNet) -> Tensor | None:
-    """Rows of the persistent chains of a net, if it has any."""
-    state = net.state_
-    if state is None or state.chain is None or not net.module_.persistent:
-        return None
-    rows: Tensor = state.chain.x
-    return rows
+def persistent_rows(net: EnergyNet) -> Tensor | None:
+    """Rows of the chains of a net if they are persistent: others start at rows of the data."""
+    rows = chain_rows(net)
+    return None if rows is None or not net.module_.persistent else rows
 
 
 @dataclass(frozen=True)
@@ -520,7 +517,7 @@ def network_of(estimator: Any) -> Any:
 
 def sampler_of(estimator: Any, domain: Domain) -> Sampler:
     """A copy of the given sampler, or the default one."""
-    return default_sampler(domain) if estimator.sampler is None else clone(estimator.sampler)
+    return default_chain_sampler(domain) if estimator.sampler is None else clone(estimator.sampler)
 
 
 def refuse_real_settings(estimator: Any, domain: Domain | str) -> None:
@@ -546,7 +543,7 @@ def confined(network: nn.Module, reach: float | None) -> nn.Module:
     return network if reach is None else Confined(network, reach)
 
 
-def is_binary(domain: Any) -> bool:
+def asks_for_bits(domain: Any) -> bool:
     """Whether the parameter `domain` asks for binary rows."""
     return domain == "binary" or isinstance(domain, Binary)
 
@@ -554,7 +551,7 @@ def is_binary(domain: Any) -> bool:
 def accepted_input(estimator: Any, *, reset: bool) -> dict[str, Any]:
     """Accept images for networks that may take them, and sparse X if rows may be binary."""
     if reset:
-        sparse = estimator.domain == "auto" or is_binary(estimator.domain)
+        sparse = estimator.domain == "auto" or asks_for_bits(estimator.domain)
     else:
         sparse = isinstance(estimator._blueprint.table.domain, Binary)
     images = not isinstance(estimator.network, MLP | None)
@@ -641,7 +638,7 @@ def resolved_chains(chains: Any, batch_size: int, before: EnergyNet | None) -> C
             "chains start at different rows of it: raise its size, or lower batch_size."
         )
     if isinstance(found, Persistent) and found.n_chains is None:
-        rows = None if before is None else chain_rows(before)
+        rows = None if before is None else persistent_rows(before)
         found.set_params(n_chains=batch_size if rows is None else len(rows))
     return found
 

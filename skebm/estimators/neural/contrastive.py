@@ -29,8 +29,8 @@ from skebm.estimators.neural.blueprint import (
     NeuralBlueprint,
     Rule,
     accepted_input,
+    asks_for_bits,
     fit_any_bases,
-    is_binary,
     learn_any_table,
     learn_column_table,
     network_of,
@@ -41,8 +41,7 @@ from skebm.estimators.neural.blueprint import (
     stays_pairwise,
 )
 from skebm.estimators.tables.columns import Coding, ColumnTable
-from skebm.estimators.tables.table import FlatTable, Table
-from skebm.estimators.tables.table import is_binary as is_bits
+from skebm.estimators.tables.table import FlatTable, Table, has_only_bits
 from skebm.objectives import ContrastiveDivergence, EnergyDiscrepancy, Refinement
 from skebm.objectives.local import LOCAL_RULES
 from skebm.objectives.log_partition import LogPartitionMonitor
@@ -379,7 +378,7 @@ class ContrastiveDivergenceDensity(BaseDensity):
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> FlatTable | ColumnTable:
         free = self.domain == "auto" and self.sampler is None and self.bounds is None
-        bits = free and self._has_booleans and not is_bits(X)  # beside numbers
+        bits = free and self._has_booleans and not has_only_bits(X)  # beside numbers
         if self._coding is not None or self.domain == "mixed" or bits:
             return learn_column_table(self, X, weight, self._coding)
         return learn_any_table(self, X, weight)
@@ -427,7 +426,7 @@ class ContrastiveDivergenceDensity(BaseDensity):
         if self.sampler is None and stays_pairwise(self.network, domain, base):
             sampler = Gibbs()
         if isinstance(asked, str):
-            check_discrete(asked, domain)
+            check_neighbouring_states(asked, domain)
             return LocalRule(sampler, asked)
         asked = clone(asked)
         if isinstance(asked, Discrepancy):
@@ -444,7 +443,7 @@ class ContrastiveDivergenceDensity(BaseDensity):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = is_binary(self.domain)
+        tags.input_tags.sparse = asks_for_bits(self.domain)
         return tags
 
     # ---------------------------------------------------------------- methods
@@ -461,7 +460,7 @@ class ContrastiveDivergenceDensity(BaseDensity):
 # ------------------------------------------------------------------------------
 
 
-def check_discrete(objective: str, domain: Domain) -> None:
+def check_neighbouring_states(objective: str, domain: Domain) -> None:
     """Raise `ValueError` for real columns, which have no neighbouring states."""
     kinds = parts_of(domain)
     if all(isinstance(kind, Real) for kind in kinds):

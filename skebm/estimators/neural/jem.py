@@ -35,8 +35,8 @@ from skebm.estimators.neural.blueprint import (
     ChainRule,
     NeuralBlueprint,
     accepted_input,
+    asks_for_bits,
     fit_any_bases,
-    is_binary,
     learn_any_table,
     network_of,
     neural_plan,
@@ -45,7 +45,7 @@ from skebm.estimators.neural.blueprint import (
     resolved_chains,
     sampler_of,
 )
-from skebm.estimators.neural.sampling import LEAST_CHAINS, Chains, draw
+from skebm.estimators.neural.sampling import LEAST_CHAINS, Chains, draw_by_chains
 from skebm.estimators.tables.table import FlatTable, Table
 from skebm.objectives import JointLikelihood
 from skebm.objectives.joint import FORMS, likeliest_power
@@ -446,7 +446,9 @@ class JEMClassifier(ClassifierMixin, PartitionMixin, BaseEBM):
         asked = (
             self.objective if isinstance(self.objective, Hybrid) else Hybrid(form=self.objective)
         )
-        self.generative_weight_ = weight_of(self.generative_weight, asked.form, rows.n_columns)
+        self.generative_weight_ = generative_weight_of(
+            self.generative_weight, asked.form, rows.n_columns
+        )
         class_weight = class_weights(self.class_weight, self.classes_, rows.whole)
         if before is None:
             # Kernels would slow the chains down.
@@ -475,7 +477,7 @@ class JEMClassifier(ClassifierMixin, PartitionMixin, BaseEBM):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = is_binary(self.domain)
+        tags.input_tags.sparse = asks_for_bits(self.domain)
         return tags
 
     @property
@@ -580,8 +582,8 @@ class JEMClassifier(ClassifierMixin, PartitionMixin, BaseEBM):
             here = codes == code
             n = int(here.sum())
             energy, chains = self._given_class(int(code))
-            chains = methods.at_temperature(chains, energy, temperature)
-            drawn = draw(energy, chains, max(n, LEAST_CHAINS), generator, n_steps)
+            chains = methods.chains_at_temperature(chains, energy, temperature)
+            drawn = draw_by_chains(energy, chains, max(n, LEAST_CHAINS), generator, n_steps)
             found[here] = self._blueprint.table.invert(drawn[:n])
         return found
 
@@ -638,7 +640,7 @@ def fitted_power(
 # ------------------------------------------------------------------------------
 
 
-def weight_of(asked: Any, form: str, n_columns: int) -> float:
+def generative_weight_of(asked: Any, form: str, n_columns: int) -> float:
     """Weight of log p(x), by default depending on the number of columns."""
     if asked == "auto":
         return min(MOST_WEIGHT, 1 / n_columns)

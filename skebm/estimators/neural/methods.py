@@ -27,9 +27,9 @@ from skebm.estimators.neural.sampling import (
     LEAST_CHAINS,
     Chains,
     discrete_posterior_mean,
-    draw,
+    draw_by_chains,
+    impute_rows,
 )
-from skebm.estimators.neural.sampling import impute as impute_rows
 from skebm.estimators.tables.columns import ColumnTable
 from skebm.estimators.tables.frames import as_given
 from skebm.estimators.tables.table import Units, is_far
@@ -46,7 +46,7 @@ def chains_of(estimator: Any) -> Chains:
     return Chains(blueprint.rule.fitted_sampler(net), proposal, known)
 
 
-def at_temperature(chains: Chains, energy: NeuralEnergy, temperature: float) -> Chains:
+def chains_at_temperature(chains: Chains, energy: NeuralEnergy, temperature: float) -> Chains:
     """Chains of an energy at a temperature; `ValueError` where it has no density there."""
     check_temperature(temperature)
     if temperature > 1:  # tails are heavier
@@ -143,9 +143,9 @@ def sample(
     whole_number("n_steps", n_steps, 1)
     generator, n = self._generator(random_state), max(n_samples, LEAST_CHAINS)
     energy, table = self.energy_, self._blueprint.table
-    chains = at_temperature(chains_of(self), energy, temperature)
+    chains = chains_at_temperature(chains_of(self), energy, temperature)
     if given is None:
-        return table.invert(draw(energy, chains, n, generator, n_steps)[:n_samples])
+        return table.invert(draw_by_chains(energy, chains, n, generator, n_steps)[:n_samples])
     if isinstance(table, ColumnTable):
         raise ValueError(
             "given= is a row of numbers, and these columns are of several kinds: use impute on "

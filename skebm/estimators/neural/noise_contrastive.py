@@ -37,9 +37,9 @@ from skebm.estimators.neural.blueprint import (
     ChainRule,
     NeuralBlueprint,
     accepted_input,
+    asks_for_bits,
     confined,
     fit_any_bases,
-    is_binary,
     learn_any_table,
     network_of,
     neural_plan,
@@ -380,7 +380,7 @@ class NCEDensity(BaseDensity):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = is_binary(self.domain)
+        tags.input_tags.sparse = asks_for_bits(self.domain)
         return tags
 
     # ---------------------------------------------------------------- methods
@@ -473,11 +473,11 @@ def find_path(
         return Path(waymarks, TruncatedGaussian.fit(x, rows.counts, domain.lower, domain.upper))
     if diagonal:
         return Path(waymarks, data)
-    mixture = _mixture(rows, waymarks, seed)
+    mixture = _mixture_by_bic(rows, waymarks, seed)
     return Path(waymarks, mixture if sigma is None else mixture.convolved(sigma))
 
 
-def _mixture(rows: Rows, waymarks: Waymarks, seed: int) -> GaussianMixture:
+def _mixture_by_bic(rows: Rows, waymarks: Waymarks, seed: int) -> GaussianMixture:
     """A Gaussian mixture with the number of components chosen by BIC.
 
     It is fitted to whitened rows, so that its regularisation does not widen narrow axes.

@@ -62,7 +62,9 @@ class Chains(NamedTuple):
         return sampler.run(energy, start, n_steps, generator, beta=beta, clamp=clamp)[0].x
 
 
-def draw(energy: Any, chains: Chains, n: int, generator: torch.Generator, n_steps: int) -> Tensor:
+def draw_by_chains(
+    energy: Any, chains: Chains, n: int, generator: torch.Generator, n_steps: int
+) -> Tensor:
     """Rows drawn from an energy, (n, d); exact in the limit of many proposals and steps."""
     blocks = []
     for done in range(0, n, BLOCK):
@@ -107,7 +109,7 @@ def _down_the_levels(energy: Any, n: int, generator: torch.Generator, temperatur
     return ladder.run(energy, x, LADDER_STEPS, generator, beta=1 / temperature)[0].x
 
 
-def impute(
+def impute_rows(
     energy: Any, chains: Chains, x: Tensor, generator: torch.Generator, n_steps: int
 ) -> Tensor:
     """Rows with NaN replaced by draws given the other entries, (n, d)."""

@@ -30,7 +30,7 @@ class Column(NamedTuple):
     discrete: bool
 
 
-def columns_of(X: Any) -> list[Column] | None:
+def summarise_columns(X: Any) -> list[Column] | None:
     """Summaries of the columns of a table; None if X does not have two dimensions."""
     shape = X.shape if hasattr(X, "shape") else np.shape(X)
     if len(shape) != 2:
@@ -39,10 +39,12 @@ def columns_of(X: Any) -> list[Column] | None:
     some = np.linspace(0, n - 1, min(n, MAX_ROWS, max(100, MAX_ENTRIES // max(1, d))))
     table = as_table(take_rows(X, some.astype(int)))
     names = column_names(table)
-    return [summarise(name, present_values(column_of(table, j))) for j, name in enumerate(names)]
+    return [
+        summarise_column(name, present_values(column_of(table, j))) for j, name in enumerate(names)
+    ]
 
 
-def numbers_of(X: Any) -> Iterator[tuple[str, np.ndarray]]:
+def numeric_columns(X: Any) -> Iterator[tuple[str, np.ndarray]]:
     """Names and values of the columns of numbers and dates of a table, nan where missing."""
     table = days_for_dates(as_table(X))
     for j, name in enumerate(column_names(table)):
@@ -54,7 +56,7 @@ def numbers_of(X: Any) -> Iterator[tuple[str, np.ndarray]]:
         yield name, values
 
 
-def summarise(name: str, values: np.ndarray) -> Column:
+def summarise_column(name: str, values: np.ndarray) -> Column:
     """All distinct values of a column, or quantiles of a numeric column with many."""
     if values.dtype == object:
         # Not sorted: the objects of one column may have different types.

@@ -44,9 +44,9 @@ from skebm.estimators.base import (
 )
 from skebm.estimators.outlier.columns import (
     Column,
-    columns_of,
     distinct_rows_of,
-    numbers_of,
+    numeric_columns,
+    summarise_columns,
 )
 from skebm.estimators.outlier.explanations import (
     Explanation,
@@ -61,7 +61,7 @@ from skebm.estimators.outlier.fitting import (
     fit_model,
     fold_splits,
     for_each_model,
-    n_held_out,
+    n_calibration_rows,
     params_of_default,
     random_split,
     sample_of,
@@ -359,7 +359,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         scored = zip(models, held_out, strict=True)
         calls = [(measure, self.statistic, model, X, rows) for model, rows in scored]
         values = for_each_model(calls, "threshold", self.n_jobs, self.verbose)
-        self.estimators_, self._columns = models, columns_of(X)
+        self.estimators_, self._columns = models, summarise_columns(X)
         self._fitted_params = {
             name: getattr(self, name) for name in ("method", "statistic", "contamination")
         }
@@ -433,7 +433,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         if self.estimator is None:
             params = params_of_default(params)
             counting = None if weight is None else np.flatnonzero(weight)
-            gross = None if is_large(X) else gross_rows(numbers_of(X), n_rows(X), weight)
+            gross = None if is_large(X) else gross_rows(numeric_columns(X), n_rows(X), weight)
             if gross is not None:
                 counting = np.flatnonzero(~gross if weight is None else ~gross & (weight > 0))
         calls: list[tuple[Any, ...]] = []
@@ -475,7 +475,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         n = n_rows(X) if own else len(copies.first)
         if self.method == "conformal":
             level = DEFAULT_LEVEL if self.contamination == "auto" else self.contamination
-            n_calibration = n_held_out(self.calibration_fraction, n, level)
+            n_calibration = n_calibration_rows(self.calibration_fraction, n, level)
             splits = [random_split(n, n_calibration, random)]
         else:
             n_calibration = n

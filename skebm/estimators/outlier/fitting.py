@@ -61,7 +61,7 @@ class Split(NamedTuple):
     held_out: np.ndarray | None
 
 
-def n_held_out(fraction: float | str, n: int, level: float) -> int:
+def n_calibration_rows(fraction: float | str, n: int, level: float) -> int:
     """How many of `n` rows are held out for the calibration."""
     if fraction == "auto":
         return min(max(math.ceil(n / 4), math.ceil(ENOUGH / level)), n // 2)

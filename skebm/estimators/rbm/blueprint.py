@@ -185,7 +185,7 @@ class HiddenUnits(abc.ABC):
 
     def learning_rate(self, base: Distribution) -> float:
         """What "auto" is on a base."""
-        return _learning_rate(base)
+        return _default_learning_rate(base)
 
     def narrow(self, energy: Any, table: ColumnTable) -> str:
         """A warning of variances of real columns that are the least allowed; empty for none."""
@@ -727,7 +727,7 @@ def designed(
     if apart and is_guarded(estimator, table, rows, streaming=streaming):
         seed = draw_seed(estimator.random_state_)
     found = plan(fit_apart(fitted, first.name, rows, seed), first, rows, guard_seed=seed)
-    names = _candidates(estimator, found, first)
+    names = _base_names(estimator, found, first)
     # Of so many columns that 10,000 steps would take too long, trials would, too.
     long = found.plan.n_batches(rows.n_table) >= ENOUGH_STEPS
     several = estimator.n_components == "auto" and long
@@ -801,7 +801,7 @@ def fit_apart(
     return base
 
 
-def _candidates(estimator: Any, found: RBMBlueprint, first: BaseChoice) -> list[str | None]:
+def _base_names(estimator: Any, found: RBMBlueprint, first: BaseChoice) -> list[str | None]:
     """Names of the bases among which the rows choose, the plainest first."""
     if not found.guarded or estimator.base != "auto":
         return [first.name]
@@ -942,7 +942,9 @@ def _plan(
     line_search = learning == "exact" and not stochastic
     batch_size = size
     if size == "auto":
-        batch_size = n_rows if line_search else _batch_size(n_rows, 0 if streaming else n_iter)
+        batch_size = (
+            n_rows if line_search else _default_batch_size(n_rows, 0 if streaming else n_iter)
+        )
     if n_iter == "auto":
         affordable = MOST_WORK / (batch_size * rows.n_columns * units.n_rows)
         if learning in LOCAL_RULES:
@@ -995,7 +997,7 @@ def is_guarded(
     return _steps_are_ours(estimator, learning, stochastic=stochastic, streaming=streaming)
 
 
-def _batch_size(n_rows: int, n_iter: int | str) -> int:
+def _default_batch_size(n_rows: int, n_iter: int | str) -> int:
     """100 rows, or down to 10, as in scikit-learn, if there are few epochs.
 
     The aim is as many steps as by default, and ten in a call of `partial_fit`.
@@ -1006,7 +1008,7 @@ def _batch_size(n_rows: int, n_iter: int | str) -> int:
     return min(100, max(10, wanted))
 
 
-def _learning_rate(base: Distribution) -> float:
+def _default_learning_rate(base: Distribution) -> float:
     """Best values on the validation parts of eight DEBD data sets, to within a factor of three.
 
     On a tree, hidden units have less to model, and chains can follow larger steps.

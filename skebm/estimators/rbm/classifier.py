@@ -44,7 +44,7 @@ from skebm.estimators.rbm.class_blueprint import (
     takes_folds,
     weight_of_rows,
 )
-from skebm.estimators.rbm.drawing import Starts, draw, starts_of
+from skebm.estimators.rbm.drawing import Starts, draw_visible, starts_of
 from skebm.estimators.tables.bases import COLUMN_BASES, check_base_stays
 from skebm.estimators.tables.columns import Coding, ColumnTable, fit_table_base, learn_columns
 from skebm.estimators.tables.table import Table, UnitIntervalTable
@@ -453,7 +453,7 @@ class RBMClassifier(
         how: dict[str, Any] = {"n_steps": n_steps, "temperature": temperature}
         if y is None:
             sampler = self._blueprint.layer_sampler
-            x = draw(self.energy_, sampler, self._starts(), n_samples, generator, **how)
+            x = draw_visible(self.energy_, sampler, self._starts(), n_samples, generator, **how)
             return table.invert(x)
         codes = torch.as_tensor(codes_of(y, n_samples, self.classes_))
         found = torch.empty(n_samples, self.energy_.domain.n_columns)
@@ -478,7 +478,7 @@ class RBMClassifier(
 
         how: dict[str, Any] = {"n_steps": n_steps, "temperature": temperature}
         machine = self._trained.given(code)
-        return draw(machine, self._blueprint.layer_sampler, starts, n, generator, **how)
+        return draw_visible(machine, self._blueprint.layer_sampler, starts, n, generator, **how)
 
     @torch.no_grad()
     def _accepted(

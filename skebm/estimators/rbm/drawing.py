@@ -27,7 +27,7 @@ Starts = Callable[[int, torch.Generator, float], Tensor]
 
 
 @torch.no_grad()
-def draw(
+def draw_visible(
     energy: BipartiteEnergy,
     sampler: Sampler,
     starts: Starts,

@@ -30,7 +30,7 @@ from skebm.estimators.base import (
     chain_rows,
     read_only,
 )
-from skebm.estimators.rbm.drawing import BLOCK, draw, imputed, starts_of
+from skebm.estimators.rbm.drawing import BLOCK, draw_visible, imputed, starts_of
 from skebm.estimators.rbm.missing import hidden_means, log_sums
 from skebm.estimators.tables.bases import COLUMN_BASES
 from skebm.estimators.tables.frames import as_given
@@ -323,7 +323,7 @@ def draw_rows(
     reference = torch.as_tensor(self._reference).to(self.energy_.weight)
     starts = starts_of(self.energy_, self._blueprint, self.net_, reference)
     how: dict[str, Any] = {"n_steps": n_steps, "temperature": temperature}
-    return draw(self.energy_, self._blueprint.layer_sampler, starts, n, generator, **how)
+    return draw_visible(self.energy_, self._blueprint.layer_sampler, starts, n, generator, **how)
 
 
 @as_given

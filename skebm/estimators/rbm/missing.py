@@ -22,7 +22,7 @@ from skebm.partition.given import (
     LogZGiven,
     StepsGiven,
     annealed_log_z,
-    log_mean_and_error,
+    estimate_of_chains,
 )
 from skebm.samplers import Gibbs
 
@@ -129,7 +129,7 @@ def _by_annealing(
         with sampling(energy):
             steps = ClampedSteps(energy, base, many, generator)
             values, _ = annealed_log_z(steps, n_betas)
-        value, error = log_mean_and_error(values, N_CHAINS)
+        value, error = estimate_of_chains(values, N_CHAINS)
         return LogZGiven(value, error, value, torch.zeros_like(value, dtype=torch.bool))
 
     found = LogZGiven.unknown(len(clamp.value), clamp.value.device)

@@ -165,7 +165,7 @@ def autoregression(rows: Segments, order: int, columns: Tensor) -> tuple[Tensor,
         Weights (k, K (d + 1)), intercepts (k,), and mean squared errors of sequences that are left
         out, relative to the variances of the columns, (k,).
     """
-    moments = [_moments(rows, order, columns, fold) for fold in folds(rows)]
+    moments = [_sums_of_products(rows, order, columns, fold) for fold in folds(rows)]
     total = torch.stack(moments).sum(0)
     n, k = total[0, 0], len(columns)
     errors = torch.zeros(len(PENALTIES), k, dtype=torch.float64, device=total.device)
@@ -196,7 +196,7 @@ def folds(rows: Segments) -> list[Tensor]:
     return [targets[fold == i] for i in fold.unique().tolist()]
 
 
-def _moments(rows: Segments, order: int, columns: Tensor, targets: Tensor) -> Tensor:
+def _sums_of_products(rows: Segments, order: int, columns: Tensor, targets: Tensor) -> Tensor:
     """Sums of products of 1, the frames before and the columns, (1 + K (d + 1) + k, same)."""
     width = rows.x.shape[1] + 1
     size = 1 + order * width + len(columns)
@@ -298,7 +298,7 @@ def frame_log_z(
 # ------------------------------------------------------------------------------
 
 
-def rule_of(estimator: Any, n_hidden: int, n_columns: int) -> tuple[str, int]:
+def learning_rule(estimator: Any, n_hidden: int, n_columns: int) -> tuple[str, int]:
     """The learning rule and the Gibbs steps of a chain."""
     chains, asked = estimator.chains, estimator.learning
     if chains is not None and not isinstance(chains, FromData | Persistent):

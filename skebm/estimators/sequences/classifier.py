@@ -33,7 +33,7 @@ from skebm.estimators.rbm.class_blueprint import weight_of_rows
 from skebm.estimators.sequences.blueprint import (
     FEWEST_FRAMES,
     frame_log_z,
-    rule_of,
+    learning_rule,
     temporal_plan,
 )
 from skebm.estimators.sequences.label_blueprint import (
@@ -47,7 +47,7 @@ from skebm.estimators.sequences.table import (
     first_frames,
     first_without,
     in_sequences,
-    joined,
+    join_sequences,
     joined_labels,
     new_frames,
 )
@@ -352,7 +352,7 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
         self, X: Any, y: Any, classes: Any, lengths: Any, *, streaming: bool
     ) -> None:
         y = joined_labels(X, y)
-        X, lengths = joined(X, lengths, self.sequence_column)
+        X, lengths = join_sequences(X, lengths, self.sequence_column)
 
         def targets(validated: Any, goes_on: bool) -> np.ndarray:
             codes = encoded(self, validated, y, goes_on, classes)
@@ -408,7 +408,7 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
                     "n_components, order and label_order are not those of the previous fit, "
                     f"{same}: with warm_start and partial_fit they must not change."
                 )
-        rule, n_steps = rule_of(self, self.n_components, table.domain.n_columns)
+        rule, n_steps = learning_rule(self, self.n_components, table.domain.n_columns)
         guarded = not (held_out_fraction(self.early_stopping) or streaming)
         return LabelBlueprint(
             table=table,

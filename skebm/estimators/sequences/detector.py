@@ -30,14 +30,14 @@ from skebm.estimators.base import (
     set_nested_params,
     warn_without_effect,
 )
-from skebm.estimators.outlier.fitting import n_held_out
+from skebm.estimators.outlier.fitting import n_calibration_rows
 from skebm.estimators.outlier.statistics import measure
 from skebm.estimators.outlier.thresholds import DEFAULT_LEVEL, ConformalThreshold
 from skebm.estimators.sequences.estimator import TemporalRBM
 from skebm.estimators.sequences.table import (
     first_frames,
     in_sequences,
-    joined,
+    join_sequences,
     sequence_column_of,
 )
 from skebm.training.distributed import shared_seed
@@ -268,7 +268,7 @@ class SequenceOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
     ) -> np.ndarray:
         """Fit to some sequences; the statistics of the others."""
         n = len(lengths)
-        n_held = n_held_out(self.calibration_fraction, n, self._level)
+        n_held = n_calibration_rows(self.calibration_fraction, n, self._level)
         self._check_enough(min(n_held, n - 1), "sequences")
         out = np.zeros(n, dtype=bool)
         out[random.permutation(n)[: min(n_held, n - 1)]] = True
@@ -311,7 +311,7 @@ class SequenceOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
 
     def _joined(self, X: Any, lengths: Any, *, reset: bool) -> tuple[Any, np.ndarray | None]:
         """All frames below each other, and the lengths of the sequences."""
-        X, lengths = joined(X, lengths, sequence_column_of(self))
+        X, lengths = join_sequences(X, lengths, sequence_column_of(self))
         (X,) = indexable(X)
         if n_rows(X) == 0:
             raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")

@@ -45,7 +45,7 @@ from skebm.estimators.sequences.blueprint import (
     TemporalBlueprint,
     correlated_given_past,
     frame_log_z,
-    rule_of,
+    learning_rule,
     temporal_plan,
 )
 from skebm.estimators.sequences.context import said_by_next
@@ -58,7 +58,7 @@ from skebm.estimators.sequences.table import (
     first_frames,
     first_without,
     in_sequences,
-    joined,
+    join_sequences,
     new_frames,
     walk,
 )
@@ -361,7 +361,7 @@ class TemporalRBM(
         return self._fit_sequences(X, lengths, streaming=True)
 
     def _fit_sequences(self, X: Any, lengths: Any, *, streaming: bool) -> Any:
-        X, lengths = joined(X, lengths, self.sequence_column)
+        X, lengths = join_sequences(X, lengths, self.sequence_column)
 
         def first(validated: Any, goes_on: bool) -> np.ndarray:
             return first_frames(validated.shape[0], lengths)
@@ -438,7 +438,7 @@ class TemporalRBM(
                     "n_components, order and recurrent are not those of the previous fit, "
                     f"{same}: with warm_start and partial_fit they must not change."
                 )
-        rule, n_steps = rule_of(self, self.n_components, table.domain.n_columns)
+        rule, n_steps = learning_rule(self, self.n_components, table.domain.n_columns)
         guarded = not (held_out_fraction(self.early_stopping) or streaming)
         return TemporalBlueprint(
             table=table,
@@ -745,7 +745,7 @@ class TemporalRBM(
         generator = torch.Generator(found.device).manual_seed(self.net_.seed_)
         for _, biases, number in self._walk(rows, n_draws):
             found[number] = self._means(biases, n_draws, n_steps, generator)
-        given = joined(X, lengths, self.sequence_column)[0]
+        given = join_sequences(X, lengths, self.sequence_column)[0]
         return frame_like(given, self._blueprint.table.invert(found), means=True)
 
     def _means(
@@ -877,7 +877,7 @@ class TemporalRBM(
             whole_number("n_draws", n_draws, 1)
             if how != "sample":
                 raise ValueError(f'n_draws={n_draws} is for how="sample": there is one {how}.')
-        given = joined(X, lengths, self.sequence_column)[0]
+        given = join_sequences(X, lengths, self.sequence_column)[0]
         rows, X = new_frames(self, X, lengths, complete=False)
         generator, energy = self._generator(random_state), self.energy_
         with sampling(energy):

@@ -26,7 +26,7 @@ from skebm.training.rows import Rows
 from skebm.training.segments import Segments
 
 
-def joined(X: Any, lengths: Any, sequence_column: Any) -> tuple[Any, np.ndarray | None]:
+def join_sequences(X: Any, lengths: Any, sequence_column: Any) -> tuple[Any, np.ndarray | None]:
     """All frames below each other, and the lengths of the sequences; None is one sequence.
 
     Parameters
@@ -50,7 +50,7 @@ def joined(X: Any, lengths: Any, sequence_column: Any) -> tuple[Any, np.ndarray 
             raise ValueError(
                 "A list of sequences has its lengths: leave out lengths and sequence_column."
             )
-        return _stacked(X)
+        return _stack_sequences(X)
     if sequence_column is not None:
         if lengths is not None:
             raise ValueError("lengths and sequence_column both say where sequences end: pass one.")
@@ -89,7 +89,7 @@ def joined_labels(X: Any, y: Any) -> Any:
     return np.concatenate([np.asarray(one) for one in y])
 
 
-def _stacked(X: Sequence[Any]) -> tuple[Any, np.ndarray]:
+def _stack_sequences(X: Sequence[Any]) -> tuple[Any, np.ndarray]:
     """The frames of several sequences."""
     widths = [np.shape(one)[1] for one in X]
     if len(set(widths)) > 1:
@@ -240,7 +240,7 @@ def check_complete(X: np.ndarray, names: Any, *, fitted: bool, coded: bool) -> N
 def new_frames(estimator: Any, X: Any, lengths: Any, **kwargs: Any) -> tuple[Segments, Any]:
     """Frames of new sequences as a fitted estimator sees them, and X validated."""
     check_is_fitted(estimator)
-    X, lengths = joined(X, lengths, estimator.sequence_column)
+    X, lengths = join_sequences(X, lengths, estimator.sequence_column)
     X = estimator._validate(X, **kwargs)
     rows = estimator._rows_of(X)
     assert isinstance(rows, Segments)

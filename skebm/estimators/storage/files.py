@@ -204,7 +204,7 @@ def load(file: str | os.PathLike[str] | bytes | BinaryIO) -> Any:
         import skops.io as skops_io
     except ImportError as error:
         raise ImportError("skebm.load needs skops: pip install 'skops>=0.13'.") from error
-    name, data = _content(file)
+    name, data = _read_bytes(file)
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             _check_members(archive, len(data))
@@ -229,7 +229,7 @@ def load(file: str | os.PathLike[str] | bytes | BinaryIO) -> Any:
         raise ValueError(f"{name} is damaged: its parts do not fit together ({error}).") from error
 
 
-def _content(file: Any) -> tuple[str, bytes]:
+def _read_bytes(file: Any) -> tuple[str, bytes]:
     """A name for messages and all bytes, read once, so that what is checked is what is loaded."""
     if isinstance(file, bytes | bytearray | memoryview):
         return "The file", bytes(file)

@@ -553,7 +553,7 @@ def gap_noise(rows: Rows) -> Tensor | None:
 
     Without noise, score matching is unbounded below on repeated values.
     """
-    discrete, gaps = _discrete(rows.block(0, len(rows)))
+    discrete, gaps = _few_valued_columns(rows.block(0, len(rows)))
     if not discrete.any():
         return None
     columns = discrete.nonzero().flatten().tolist()
@@ -566,7 +566,7 @@ def gap_noise(rows: Rows) -> Tensor | None:
     return torch.where(discrete, gaps / 2, 0.0)
 
 
-def _discrete(x: Tensor) -> tuple[Tensor, Tensor]:
+def _few_valued_columns(x: Tensor) -> tuple[Tensor, Tensor]:
     """Which columns have few distinct values among the distinct rows, and their median gaps.
 
     Repeated rows count once, as they may represent weights.

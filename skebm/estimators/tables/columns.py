@@ -32,8 +32,8 @@ from skebm.estimators.tables.dtypes import dtype_of, plain_dtype
 from skebm.estimators.tables.table import (
     Table,
     UnitIntervalTable,
-    are_bits,
     check_known,
+    entries_are_bits,
     learn_units,
 )
 from skebm.training.mapped import array_blocks, some_columns
@@ -123,7 +123,7 @@ class Coding(NamedTuple):
         picked = _categorical(X, names, categorical_features)
         if not picked:
             return None
-        levels = {j: _levels(column_of(X, j), names[j]) for j in picked}
+        levels = {j: _levels_of_column(column_of(X, j), names[j]) for j in picked}
         kind = "pandas" if hasattr(X, "iloc") else "polars" if is_frame(X) else "array"
         dtypes = [
             plain_dtype(t, kind) for t in (X.dtypes if is_frame(X) else [X.dtype] * len(names))
@@ -145,7 +145,7 @@ class Coding(NamedTuple):
         for j in range(X.shape[1]):
             column = column_of(X, j)
             if j not in self.levels:
-                found[:, j] = _numbers(column, self.names[j], estimator)
+                found[:, j] = _as_numbers(column, self.names[j], estimator)
                 continue
             place = {level: code for code, level in enumerate(self.levels[j])}
             found[:, j] = [
@@ -286,7 +286,7 @@ def _plain(value: Any, name: str) -> Hashable:
     return value
 
 
-def _levels(column: Any, name: str) -> tuple[Hashable, ...]:
+def _levels_of_column(column: Any, name: str) -> tuple[Hashable, ...]:
     """Levels of a column: those a category declares, or those that occur, in order."""
     categories = getattr(getattr(column, "cat", None), "categories", None)
     found = dict.fromkeys(_plain(v, name) for v in _objects(column) if is_present(v))
@@ -302,7 +302,7 @@ def _levels(column: Any, name: str) -> tuple[Hashable, ...]:
     return tuple(levels)
 
 
-def _numbers(column: Any, name: str, estimator: str) -> np.ndarray:
+def _as_numbers(column: Any, name: str, estimator: str) -> np.ndarray:
     """A column as float64, nan where missing; `ValueError` that names one with text."""
     what = kind_of(column) if hasattr(column, "dtype") and hasattr(column, "name") else None
     if what not in (None, "text", "categories"):
@@ -372,7 +372,7 @@ class ColumnTable(Table):
         levels = [j for j in sizes_of if j not in set(flags_of)]
         sizes = [sizes_of[j] for j in levels]
         others = [j for j in range(X.shape[1]) if j not in sizes_of]
-        flags = [are_bits(block).all(0) for _, block in array_blocks(X)]
+        flags = [entries_are_bits(block).all(0) for _, block in array_blocks(X)]
         binary = np.all(flags, axis=0)
         bits = [j for j in others if binary[j]]
         if len(bits) < len(others):
@@ -440,7 +440,7 @@ class ColumnTable(Table):
         return Rows.of(X, self.convert, dtype=dtype, device=device, weight=weight)
 
     def _check_bits(self, X: Any) -> None:
-        flags = [are_bits(block[:, self.bits]).all(0) for _, block in array_blocks(X)]
+        flags = [entries_are_bits(block[:, self.bits]).all(0) for _, block in array_blocks(X)]
         wrong = ~np.all(flags, axis=0)
         if wrong.any():
             name = self.names[self.bits[int(wrong.argmax())]]

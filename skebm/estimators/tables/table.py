@@ -14,7 +14,7 @@ from torch import Tensor
 from skebm._validation import MinMax, column_ranges, warn
 from skebm.base import Binary, Categorical, Domain, Real, Sampler
 from skebm.base.domains import parts_of
-from skebm.training.mapped import MappedArray, array_blocks, moments
+from skebm.training.mapped import MappedArray, array_blocks, mapped_moments
 from skebm.training.rows import Rows
 
 # Mean of a column, in standard deviations, above which it should not be left as it is.
@@ -138,12 +138,12 @@ BETWEEN = (
 )
 
 
-def is_binary(X: Any) -> bool:
+def has_only_bits(X: Any) -> bool:
     """Whether all known values are 0 or 1."""
-    return all(bool(are_bits(block).all()) for _, block in array_blocks(X))
+    return all(bool(entries_are_bits(block).all()) for _, block in array_blocks(X))
 
 
-def are_bits(X: np.ndarray) -> np.ndarray:
+def entries_are_bits(X: np.ndarray) -> np.ndarray:
     """Which entries are 0 or 1, or missing."""
     return np.isnan(X) | (X == 0) | (X == 1)
 
@@ -195,7 +195,7 @@ class UnitIntervalTable(Table):
                     'rescale="auto".'
                 )
             found.said = not sp.issparse(X) and not all(
-                is_binary(found.scaling.apply(block)) for _, block in array_blocks(X)
+                has_only_bits(found.scaling.apply(block)) for _, block in array_blocks(X)
             )
         return found
 
@@ -359,10 +359,10 @@ class FlatTable(Table):
         """Scales and bounds of real columns; a discrete `domain` is checked."""
         shape, bounded = X.shape[1:], bounds is not None
         if domain is not None and not isinstance(domain, Real):
-            check_discrete(X, domain)
+            check_states(X, domain)
             n = X.shape[1]
             return cls(Units(np.zeros(n), np.ones(n), domain), shape, bounded)
-        flat = _flat(X)
+        flat = _flatten(X)
         units = learn_units(flat, weight, standardize, bounds)
         if len(shape) == 1:  # pixels cannot be dropped
             _warn_of_constants(flat)
@@ -407,11 +407,11 @@ class FlatTable(Table):
                 f"{self.row_shape}."
             )
         if self.discrete:
-            check_discrete(X, self.domain)
+            check_states(X, self.domain)
         kind: dict[str, Any] = {"dtype": dtype, "device": device, "weight": weight}
         if sp.issparse(X):
             return Rows.of(X, _as_is, **kind)
-        return Rows.of(_flat(X), self.units.apply, **kind)
+        return Rows.of(_flatten(X), self.units.apply, **kind)
 
     def prepare(self, rows: Rows) -> None:
         """Raise `ValueError` for rows outside the bounds, or with values that are too large."""
@@ -458,7 +458,7 @@ def _as_is(x: np.ndarray) -> np.ndarray:
     return x
 
 
-def _flat(X: Any) -> Any:
+def _flatten(X: Any) -> Any:
     """Flat rows in C order, as another memory layout would change the rounding."""
     if isinstance(X, MappedArray):
         return X.flat()
@@ -480,7 +480,7 @@ def learn_units(
     with np.errstate(over="ignore", invalid="ignore"):
         factor = extreme_factors(*column_ranges(X))
         if isinstance(X, MappedArray):
-            mean, scale = moments(X, weight, factor)
+            mean, scale = mapped_moments(X, weight, factor)
         else:
             x = X.astype(np.float64) if factor is None else X.astype(np.float64) * factor
             mean = _known_mean(x, weight)
@@ -623,14 +623,14 @@ def _warn_of_constants(X: Any) -> None:
         )
 
 
-def check_discrete(X: Any, domain: Domain) -> None:
+def check_states(X: Any, domain: Domain) -> None:
     """Raise `ValueError` for entries that are not valid states; nan marks missing entries."""
     for place, block in array_blocks(X):
-        _check_states(block, domain, place.start)
+        _check_block(block, domain, place.start)
 
 
-def _check_states(X: Any, domain: Domain, number: int) -> None:
-    """`check_discrete` of rows from the given number on."""
+def _check_block(X: Any, domain: Domain, number: int) -> None:
+    """`check_states` of rows from the given number on."""
     values = X.data if sp.issparse(X) else X
     known = ~np.isnan(values)
     wrong = known & (values != 0) & (values != 1)
@@ -677,4 +677,4 @@ def choose_domain(X: Any, domain: Any, sampler: Sampler | None, bounds: Any) -> 
         real, bits = (any(issubclass(k, d) for d in kinds) for k in (Real, Binary))
         if real != bits:
             return Real((n,)) if real else Binary((n,))
-    return Binary((n,)) if is_binary(X) else Real((n,))
+    return Binary((n,)) if has_only_bits(X) else Real((n,))

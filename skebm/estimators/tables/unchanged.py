@@ -55,7 +55,7 @@ def check_unchanged(estimator: Any, first: dict[str, Any]) -> None:
     named = hasattr(estimator._blueprint, "base_name")
     for name, value in first.items():
         now, value = getattr(estimator, name), given_network(value)
-        if not (name == "base" and named) and not _same(now, value):
+        if not (name == "base" and named) and not _same_setting(now, value):
             raise ValueError(
                 f"{name} was {value!r} at the first fit, and is now {now!r}: with warm_start and "
                 "partial_fit it must not change. Clone the estimator to start anew."
@@ -71,16 +71,16 @@ def _kept(value: Any) -> Any:
     return clone(value, safe=False) if isinstance(value, BaseEstimator) else value
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same_setting(one: Any, other: Any) -> bool:
     if one is other:
         return True
     if isinstance(one, list | tuple | np.ndarray) and isinstance(other, list | tuple | np.ndarray):
-        return len(one) == len(other) and all(map(_same, one, other))
+        return len(one) == len(other) and all(map(_same_setting, one, other))
     if type(one) is not type(other):
         return isinstance(one, int | float) and isinstance(other, int | float) and one == other
     if isinstance(one, BaseEstimator):
         ours, theirs = one.get_params(deep=False), other.get_params(deep=False)
-        return all(_same(value, theirs[name]) for name, value in ours.items())
+        return all(_same_setting(value, theirs[name]) for name, value in ours.items())
     if isinstance(one, Distribution):
         return same_distribution(one, other)
     if isinstance(one, nn.Module):

@@ -165,7 +165,7 @@ class RBMDisplay:
         weights = np.array(estimator.components_)
         order = np.argsort(-np.linalg.norm(weights, axis=1), kind="stable")[:n_filters]
         rows = reconstructions = None
-        shape = _check_shape(image_shape, weights.shape[1])
+        shape = _check_image_shape(image_shape, weights.shape[1])
         if X is not None:
             first = X.head(N_ROWS) if hasattr(X, "head") else X[:N_ROWS]
             reconstructions = np.asarray(estimator.reconstruct(first), dtype=float)
@@ -352,7 +352,7 @@ class RBMDisplay:
         return image
 
 
-def _check_shape(image_shape: Any, n_features: int) -> tuple[int, int] | None:
+def _check_image_shape(image_shape: Any, n_features: int) -> tuple[int, int] | None:
     """Height and width as integers; `ValueError` unless they give `n_features` pixels."""
     if image_shape is None:
         return None

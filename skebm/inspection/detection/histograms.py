@@ -89,11 +89,11 @@ class EnergyHistogramDisplay:
     ax_: Any = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.energy_in = _checked(self.energy_in, "energy_in")
+        self.energy_in = _check_energies(self.energy_in, "energy_in")
         if len(self.names) != 2 or isinstance(self.names, str) or self.names[0] == self.names[1]:
             raise ValueError(f"names must be two different names, got {self.names!r}.")
         if self.energy_out is not None:
-            self.energy_out = _checked(self.energy_out, "energy_out")
+            self.energy_out = _check_energies(self.energy_out, "energy_out")
             both = finite_ranks(np.concatenate([self.energy_in, self.energy_out]))
             other = np.arange(len(both)) >= len(self.energy_in)
             self.auroc = float(roc_auc_score(other, both))
@@ -252,7 +252,7 @@ def _within_reach(
     return low, high
 
 
-def _checked(energy: Any, name: str) -> np.ndarray:
+def _check_energies(energy: Any, name: str) -> np.ndarray:
     energy = np.asarray(energy, dtype=float)
     if energy.ndim != 1 or not len(energy):
         raise ValueError(f"{name} must be of shape (n_rows,), got {energy.shape}.")

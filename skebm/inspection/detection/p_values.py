@@ -190,7 +190,7 @@ class PValueDisplay:
         _check_share("confidence", confidence)
         if alarm_level is not None:
             _check_share("alarm_level", alarm_level)
-        p, n = _checked(p_values, n_calibration), n_calibration
+        p, n = _check_p_values(p_values, n_calibration), n_calibration
         k = chosen_levels(n)
         lower = upper = bound = None
         if n_folds > 1:
@@ -299,7 +299,7 @@ class PValueDisplay:
         return below / len(self.p_values)
 
 
-def _checked(p_values: Any, n: int) -> np.ndarray:
+def _check_p_values(p_values: Any, n: int) -> np.ndarray:
     """P-values, sorted, each the nearest multiple of 1 / (n + 1)."""
     p = np.asarray(p_values, dtype=float)
     if p.ndim != 1 or not len(p):

@@ -172,7 +172,7 @@ class NegativePhase:
         """
         pool: Any = self.chains.start(energy, x, generator)
         if halvings and pool is not None:
-            pool = _resampled(energy, pool, generator)
+            pool = _resample_base(energy, pool, generator)
         kernel, walkers = self.kernel(halvings), None
         if not self.persistent:
             chain = _adapted(kernel, energy, x, generator) if kernel.adapts else None
@@ -463,7 +463,7 @@ def _adapted(kernel: Sampler, energy: Energy, x: Tensor, generator: torch.Genera
     return chain
 
 
-def _resampled(energy: Energy, rows: Tensor, generator: torch.Generator) -> Tensor:
+def _resample_base(energy: Energy, rows: Tensor, generator: torch.Generator) -> Tensor:
     """As many draws of the base, resampled by their importance weights under the model."""
     base: Any = getattr(energy, "base", None)
     if base is None:

@@ -95,10 +95,6 @@ class ReferenceRows:
         self.threshold: float | None = None
 
 
-def _kind(like: Tensor) -> dict[str, Any]:
-    return {"dtype": like.dtype, "device": like.device}
-
-
 @shared_docs
 class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
     r"""Neural density of some columns given the others, p(x | c), normalised for every c.
@@ -659,7 +655,9 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         if judged.threshold is None:
             like = next(self.energy_.parameters())
             weight = torch.tensor(judged.counts)
-            rows = Rows(torch.tensor(judged.rows).to(like), weight, **_kind(like))
+            rows = Rows(
+                torch.tensor(judged.rows).to(like), weight, dtype=like.dtype, device=like.device
+            )
             value, _ = self._scores(rows, upper=False)
             fraction = 0.1 if self.contamination == "auto" else self.contamination
             fraction = share_of_kept(fraction, judged.left_out)

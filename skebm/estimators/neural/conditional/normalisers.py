@@ -21,7 +21,7 @@ from skebm.partition.given import (
     RowUniforms,
     annealed_log_z,
     cat,
-    log_mean_and_error,
+    estimate_of_chains,
     log_mean_of_chains,
     numbers_of_temperatures,
     resampled,
@@ -224,7 +224,7 @@ def _summary(log_weight: Tensor, x: Tensor, n_chains: int, base: RowMixtures | N
     Where the ends are draws of `base`, the error of their plain mean is known, and is taken away:
     the mean has no error where weights are equal.
     """
-    value, error = log_mean_and_error(log_weight, n_chains)
+    value, error = estimate_of_chains(log_weight, n_chains)
     log_weight = log_weight.view(n_chains, -1)
     share, rows = log_weight.softmax(0), x.view(n_chains, len(value), -1).double()
     mean = (share[..., None] * rows).sum(0)

@@ -14,7 +14,7 @@ from skebm._validation import is_frame, no_column
 from skebm.base import Real
 from skebm.base.sampler import whole_number
 from skebm.distributions import Gaussian
-from skebm.estimators.sequences.table import first_frames, joined
+from skebm.estimators.sequences.table import first_frames, join_sequences
 from skebm.estimators.tables.columns import Coding, ColumnTable
 from skebm.estimators.tables.frames import frame_beside
 from skebm.estimators.tables.regression import ridge
@@ -253,7 +253,7 @@ def lagged(X: Any, order: int, lengths: Any = None) -> Any:
            [3., 4.]])
     """
     whole_number("order", order, 1)
-    X, checked = joined(X, lengths, None)
+    X, checked = join_sequences(X, lengths, None)
     frame = is_frame(X)
     if not frame:
         X = np.asarray(X)

@@ -38,7 +38,7 @@ from skebm.estimators.rbm.gated.given import (
     N_BETAS,
     N_CHAINS,
     draws,
-    is_exact,
+    enumerates_layer,
     log_z_of_pairs,
     means,
 )
@@ -376,7 +376,7 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
             return torch.stack([found.value, found.upper, found.std_error], 1)
 
         low, high, error = self._computed(rows, ends, "log Z").T
-        middle, exact = (low + high) / 2, np.full(len(value), is_exact(self.energy_))
+        middle, exact = (low + high) / 2, np.full(len(value), enumerates_layer(self.energy_))
         return LogLikelihoods(-value - middle, error, -value - high, -value - low, exact)
 
     def score_samples(self, X: Any, y: Any = None) -> np.ndarray:

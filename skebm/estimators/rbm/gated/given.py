@@ -20,7 +20,7 @@ from skebm.partition.given import (
     RowUniforms,
     annealed_log_z,
     draw_of,
-    log_mean_and_error,
+    estimate_of_chains,
     log_mean_of_chains,
     resampled,
     uniforms_of,
@@ -36,7 +36,7 @@ N_STEPS = 100
 CHUNK = 4_000_000
 
 
-def is_exact(energy: GatedEnergy) -> bool:
+def enumerates_layer(energy: GatedEnergy) -> bool:
     """Whether the states of a layer are summed over."""
     return len(energy.hidden_bias) <= SUMMED_UNITS or _few_bits(energy)
 
@@ -84,7 +84,7 @@ def log_z_of_pairs(
     the forward chains ended (resampled by their weights; high on average if these are draws of the
     model), and annealing back from y, whose mode the forward chains may have missed.
     """
-    if is_exact(energy):
+    if enumerates_layer(energy):
         parts = rows[:, : energy.n_given].split(_rows_at_once(energy))
         sums = [States.of(energy, x).log_weight.logsumexp(1) for x in parts]
         return LogZGiven.known(torch.cat(sums))
@@ -93,7 +93,7 @@ def log_z_of_pairs(
     uniforms = RowUniforms(rows, GatedSteps.width(given), n_chains, seed)
     steps = GatedSteps(given, uniforms)
     values, ends = annealed_log_z(steps, n_betas)
-    value, error = log_mean_and_error(values, n_chains)
+    value, error = estimate_of_chains(values, n_chains)
     upper = value
     for starts in (resampled(ends, values, uniforms()[:, 0], n_chains), y.repeat(n_chains, 1)):
         back, _ = annealed_log_z(steps, n_betas, steps.moved(starts, N_BURN_IN))
@@ -107,7 +107,7 @@ def means(energy: GatedEnergy, x: Tensor, seed: int) -> tuple[Tensor, Tensor]:
 
     Exact where a layer is summed over; otherwise averages over annealed Gibbs chains.
     """
-    if is_exact(energy):
+    if enumerates_layer(energy):
         parts = [_exact_means(energy, part) for part in x.split(_rows_at_once(energy))]
     else:
         parts = [_mean_of_chains(energy.given(x).of_chains(N_CHAINS), x, seed)]
@@ -151,7 +151,7 @@ def draws(
     The draws are exact where a layer is summed over. Otherwise they are the states after `n_steps`
     Gibbs steps from the base, the first half of them annealed.
     """
-    if is_exact(energy):
+    if enumerates_layer(energy):
         parts = x.split(_rows_at_once(energy))
         return torch.cat([_exact_draws(energy, part, generator, beta) for part in parts])
     given = energy.given(x)

@@ -93,13 +93,13 @@ def _graph(energy: Any) -> PairwiseGraph:
         return replace(graph, fields=fields)
     if isinstance(energy, TemperedCorrection):
         model = energy.energy
-        return _with_base(_scaled(_rbm(model), energy.beta), model.structure)
+        return _with_base(_scaled(_graph_of_rbm(model), energy.beta), model.structure)
     if isinstance(energy, BernoulliRBM):
-        return _with_base(_rbm(energy), energy.structure)
+        return _with_base(_graph_of_rbm(energy), energy.structure)
     return graph_of(energy)
 
 
-def _rbm(energy: BernoulliRBM) -> PairwiseGraph:
+def _graph_of_rbm(energy: BernoulliRBM) -> PairwiseGraph:
     """The graph of both layers of an RBM, without its base."""
     weight, b, c = (_array(parameter) for parameter in energy.tensors)
     hidden, visible = weight.nonzero()

@@ -16,7 +16,7 @@ from skebm.base import Energy, LogPartition, Sampler
 from skebm.base.graph import PairwiseGraph
 from skebm.base.sampler import whole_number
 from skebm.partition.checks import generator_for
-from skebm.partition.graph import (
+from skebm.partition.pairwise.graph import (
     FRUSTRATED,
     PairwiseEstimator,
     belief_propagation,

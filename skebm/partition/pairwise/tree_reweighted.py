@@ -17,7 +17,7 @@ from skebm._validation import warn
 from skebm.base import Energy, LogPartition, Sampler
 from skebm.base.graph import PairwiseGraph
 from skebm.base.sampler import whole_number
-from skebm.partition.graph import (
+from skebm.partition.pairwise.graph import (
     PairwiseEstimator,
     exact_result,
     forest_log_z,

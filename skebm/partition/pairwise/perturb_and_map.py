@@ -14,7 +14,7 @@ from skebm.base import Energy, LogPartition, Sampler
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
 from skebm.partition.checks import generator_for
-from skebm.partition.graph import PairwiseEstimator, pairwise_graph
+from skebm.partition.pairwise.graph import PairwiseEstimator, pairwise_graph
 from skebm.samplers.perturbed_map import SOLVERS, choose_solver, gumbel
 
 

@@ -1,0 +1,1 @@
+"""Estimates of log Z that follow the graph of a pairwise energy."""
