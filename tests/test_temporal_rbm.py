@@ -315,7 +315,7 @@ def test_estimated_likelihoods_are_near_the_exact_ones():
     X = pattern(60)
     model = TemporalRBM(20, order=1, n_iter=30, random_state=0, learning_rate=0.05).fit(X)
     found = model.log_conditional(X)
-    assert not found.exact
+    assert not found.exact.any()
     model_energy = model.energy_
     rows = torch.zeros(60, 2, 4)
     rows[1:, 0, :-1] = torch.as_tensor(X[:-1])
