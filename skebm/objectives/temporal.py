@@ -209,7 +209,7 @@ class TemporalDivergence(Objective):
         If log Z is annealed, it is low on average.
         """
         if self.log_prob is None:
-            return super().held_out(batch, state, generator)
+            return self.monitor(batch, state, generator)["loss"]
         targets = self.energy.of_windows(batch.x, self.n_targets)
         found = self.log_prob(self.energy, targets, generator)
         return -weighted_mean(found, target_weights(batch, targets.there)).to(batch.x.dtype)
