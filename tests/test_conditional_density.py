@@ -304,7 +304,7 @@ def branches(n, seed=0):
 
 @pytest.mark.parametrize("objective", leading(1, OBJECTIVES))
 def test_two_branches_around_a_curve_are_recovered(objective):
-    X, _ = branches(1500)
+    X, _ = branches(3000)
     new, truth = branches(400, 1)
     kind = {"network": MLP((32, 32)), "n_iter": 30, "n_draws": 4}
     kind |= {} if objective != "score_matching" else {"n_draws": 8}

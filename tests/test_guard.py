@@ -513,10 +513,10 @@ def guarded(gains, error, *, ended_early=True):
 @pytest.mark.parametrize(
     ("gains", "error", "ended_early", "epoch"),
     [
-        ([0.0, 0.1, 0.2, 0.1], 0.15, True, 2),  # the best, where it is above its error
-        ([0.0, 0.1, 0.2, 0.1], 0.25, True, 0),  # else the start
-        ([0.3, 0.4, 0.5], 0.15, True, 2),  # which may have been above the base
-        ([0.3, 0.4, 0.4], 0.15, True, 0),
+        ([0.0, 0.1, 0.2, 0.1], 0.35, True, 2),  # the best, where it is kept
+        ([0.0, 0.1, 0.2, 0.1], 0.45, True, 0),  # else the start
+        ([0.3, 0.4, 0.5], 0.35, True, 2),  # which may have been above the base
+        ([0.3, 0.4, 0.4], 0.25, True, 0),
         ([0.0, 0.1, 0.2, 0.1], 0.25, False, None),
         ([0.0, 0.5, 0.1], 0.15, False, 1),  # clearly better than the last
         ([0.0, -0.5], 0.1, False, 0),

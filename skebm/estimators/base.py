@@ -17,7 +17,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -65,6 +65,7 @@ from skebm.training.guard import Assess
 from skebm.training.mapped import MappedArray, is_large
 from skebm.training.plan import TrainingPlan, check_net_params
 from skebm.training.rows import Rows
+from skebm.training.selection import is_kept, warn_of_base
 from skebm.training.streams import Spool, as_mapped, by_blocks, is_stream, spooled
 
 if TYPE_CHECKING:
@@ -112,6 +113,10 @@ class Blueprint(abc.ABC):
 
     table: Table
     plan: TrainingPlan
+    # Whether the model is its base where held-out rows gain too little by training, and what that
+    # is called in a warning.
+    may_be_its_base: ClassVar[bool] = False
+    of_what: ClassVar[str] = "The model"
 
     @abc.abstractmethod
     def objective(self, generator: torch.Generator) -> Objective:
@@ -149,9 +154,51 @@ class Blueprint(abc.ABC):
         """Warn if the training history indicates a bad fit; by default nothing."""
         return
 
-    def finalised(self, net: EnergyNet, rows: Rows) -> Blueprint:
-        """The blueprint with what is known only after training; by default unchanged."""
-        return self
+    def finalised(self, net: EnergyNet, rows: Rows) -> Self:
+        """The settings of the trained model, or of its base where held-out rows gain too little.
+
+        Training that goes on from an earlier fit keeps what it has, and so does that of a stream.
+        """
+        goes_on = net.streaming or net.n_before_ or net.validation is not None
+        found = net.guard_.final_gain
+        if goes_on or not self.may_be_its_base or net.held_out_ is None or found is None:
+            return self
+        more = self.gain_of_all_rows(rows)
+        if is_kept(found, more):
+            return self
+        if not self.said_enough(net, rows):
+            warn_of_base(found, more, self.of_what)
+        return self.base_alone(net, rows)
+
+    def gain_of_all_rows(self, rows: Rows) -> float:
+        """Nats of a new row that a base gains if the rows that guard are fitted, too.
+
+        With k parameters and n rows, rows that were fitted are more likely than new ones by k / n
+        and new ones are less likely than by the best parameters by k / (2 n): asymptotically, for
+        maximum likelihood (Akaike 1974). So the gain is the share of rows that guard times half of
+        the difference of the two groups.
+        """
+        parts = self.rows_apart(rows)
+        if parts is None:
+            return 0.0
+        seen, new = map(self.mean_of_base, parts)
+        return len(parts[1]) / len(rows) * max(seen - new, 0.0) / 2
+
+    def rows_apart(self, rows: Rows) -> tuple[Rows, Rows] | None:
+        """Rows that the base was fitted to, and those that it was not; None if to all of them."""
+        return None
+
+    def mean_of_base(self, rows: Rows) -> float:
+        """Mean log-likelihood of rows, of their known entries, under the base."""
+        raise NotImplementedError
+
+    def base_alone(self, net: EnergyNet, rows: Rows) -> Self:
+        """The settings of the base as a model, to which the net is set."""
+        raise NotImplementedError
+
+    def said_enough(self, net: EnergyNet, rows: Rows) -> bool:
+        """Whether warnings of the training say already that held-out rows gained little."""
+        return bool(net.note_)
 
     def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
         """Parameters that were `asked` for and that these settings do not use, with the reasons.

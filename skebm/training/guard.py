@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from skebm.training.selection import Gain, is_kept
+
 # Least loss on held-out rows, in nats per row, for which training returns to earlier weights.
 MIN_LOSS = 0.01
 # Training ends when held-out rows have not become more likely for this fraction of the epochs so
@@ -44,6 +46,10 @@ class Best(NamedTuple):
     epoch: int
     weights: list[Tensor]
     gains: Tensor | None = None
+
+    def over(self, start: Best) -> Gain:
+        """What was gained since other weights."""
+        return Gain(self.gain - start.gain, self.error)
 
 
 class Assessment(NamedTuple):
@@ -175,9 +181,18 @@ class Guard:
         best, start = self.best, self.start
         if best is None or not (ended_early or self.clearly_better() or self.below_base):
             return None
-        if ended_early and start is not None and best.gain - start.gain <= best.error:
+        if ended_early and start is not None and not is_kept(best.over(start)):
             return start._replace(gain=best.gain, error=best.error)
         return best
+
+    @property
+    def final_gain(self) -> Gain | None:
+        """Gain of the weights that training ended with, where gains are seldom computed."""
+        best = self.returns_to(False)
+        if best is not None:
+            return Gain(best.gain, best.error)
+        found = self.shown.get("gain_over_base")
+        return None if found is None else Gain(found, self.shown["gain_error"])
 
     @property
     def below_base(self) -> bool:

@@ -119,19 +119,13 @@ class DeepBlueprint(RBMBlueprint):
         base = self.base.to(rows.device, rows.dtype)
         pretrain(energy, self.layers, base, self.table.without(rows), settings, generator)
 
-    def finalised(self, net: EnergyNet, rows: Rows) -> DeepBlueprint:
-        """Return to the base if held-out rows were never more likely than under it.
-
-        The guard, which warns of this, knows no better weights than those of the greedy training,
-        and these may be worse than the base.
-        """
-        best = net.guard_.best
-        if self.pretraining is not None and best is not None and best.gain < 0:
-            energy: Any = net.module_.energy
-            with torch.no_grad():
-                for parameter in energy.parameters():
-                    parameter.zero_()
-            super().initialise(energy, rows)
+    def base_alone(self, net: EnergyNet, rows: Rows) -> DeepBlueprint:
+        """The base, without the weights of the greedy training, which may be worse than it."""
+        energy: Any = net.module_.energy
+        with torch.no_grad():
+            for parameter in energy.parameters():
+                parameter.zero_()
+        super().initialise(energy, rows)
         return self
 
     def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:

@@ -30,7 +30,7 @@ from skebm.estimators.deep.meanfield import MeanField, PosteriorMeans, recogniti
 from skebm.estimators.deep.module import sigmoid_network
 from skebm.estimators.deep.rows import LayeredTable
 from skebm.estimators.rbm.blueprint import Trials
-from skebm.estimators.rbm.choice import BaseChoice, epochs_by_halves
+from skebm.estimators.rbm.choice import BaseChoice
 from skebm.estimators.rbm.drawing import BLOCK, draw_visible, imputed, starts_of
 from skebm.estimators.rbm.missing import hidden_means, log_sums
 from skebm.estimators.tables.bases import (
@@ -50,6 +50,7 @@ from skebm.objectives import Centering, Penalty
 from skebm.samplers import FromData, Gibbs, Persistent
 from skebm.training import SGD, EarlyStopping
 from skebm.training.rows import Rows
+from skebm.training.selection import epochs_by_halves
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet

@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -53,13 +53,11 @@ from skebm.estimators.rbm.choice import (
     PLAIN,
     USUAL,
     BaseChoice,
-    Gain,
     Tried,
     candidates,
     choose_base,
-    epochs_by_halves,
 )
-from skebm.estimators.rbm.safety import assess, n_held_out, pessimistic_log_z
+from skebm.estimators.rbm.safety import N_HELD_OUT, assess, pessimistic_log_z
 from skebm.estimators.tables.bases import (
     TREES,
     check_base_stays,
@@ -84,6 +82,7 @@ from skebm.training import SGD
 from skebm.training.guard import ENOUGH_STEPS, MOST_LOST, N_ASSESSMENTS, Assess, DivergenceError
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
+from skebm.training.selection import Gain, epochs_by_halves, n_held_out
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
@@ -291,6 +290,7 @@ class RBMBlueprint(JointBlueprint):
     by_halves: bool
     streaming: bool
     guard_seed: int | None
+    may_be_its_base: ClassVar[bool] = True
 
     @property
     def n_hidden(self) -> int:
@@ -364,7 +364,7 @@ class RBMBlueprint(JointBlueprint):
         if not self.guarded:
             return rows, None
         if self.guard_seed is None:
-            train, held_out = rows.split(n_held_out(len(rows)), generator)
+            train, held_out = rows.split(n_held_out(len(rows), N_HELD_OUT), generator)
         else:
             train, held_out = without_guards(rows, self.guard_seed)
         return train, self.completed(held_out, generator)
@@ -394,7 +394,9 @@ class RBMBlueprint(JointBlueprint):
         x, counts = held_out.block(0, len(held_out)), held_out.counts
         share_of_row = counts / counts.sum()
         # Of far rows the gain may be infinite, which the guard does not keep.
-        most = _or_lost(final_gain(net, -math.inf) + self._mean_of_base(held_out))
+        final = net.guard_.final_gain
+        gain = -math.inf if final is None else final.gain
+        most = _or_lost(gain + self.mean_of_base(held_out))
 
         def pessimistic(energy: Any = net.module_.energy) -> float:
             if held_out.known is not None:
@@ -408,19 +410,19 @@ class RBMBlueprint(JointBlueprint):
 
         return Tried(most, pessimistic)
 
-    def gains(self, train: Rows, held_out: Rows, tools: Trials) -> list[Gain]:
-        """Gains of held-out rows while others train a model; none where training diverges.
+    def gains(self, train: Rows, held_out: Rows, tools: Trials) -> dict[int, Gain]:
+        """Gains of held-out rows after epochs while others train; none where training diverges.
 
-        The list ends at the first clear loss. After it a trial would continue from better weights
-        at half the learning rate, which a fit without held-out rows does not do.
+        They end at the first clear loss. After it a trial would continue from better weights at
+        half the learning rate, which a fit without held-out rows does not do.
         """
         net = self._tried(train, held_out, 1.0, N_BY_HALVES, tools)
-        found: list[Gain] = []
+        found: dict[int, Gain] = {}
         most = 0.0
         for row in [] if net is None else net.history:
             if GAIN not in row:
                 continue
-            found.append(Gain(row["epoch"], row[GAIN], row[ERROR]))
+            found[row["epoch"]] = Gain(row[GAIN], row[ERROR])
             most = max(most, row[GAIN])
             if most - row[GAIN] > max(MOST_LOST, 2 * row[ERROR]):
                 break
@@ -458,45 +460,22 @@ class RBMBlueprint(JointBlueprint):
             state, _ = GIBBS.step(energy, state, generator, clamp=clamp)
         return state.x
 
-    def finalised(self, net: EnergyNet, rows: Rows) -> Self:
-        """Leave the base alone, fitted to all rows, where training gained less than they do.
-
-        Not where training goes on from an earlier fit, whose base stays.
-        """
-        best = net.guard_.best
-        if self.guard_seed is None or net.held_out_ is None or best is None or net.n_before_:
-            return self
-        gain = final_gain(net, best.gain)
-        more = self.gain_of_all_rows(rows)
-        if gain > more:
-            return self
-        found = replace(self, base=fit_named_base(self.base_name, rows, self.table))
+    def base_alone(self, net: EnergyNet, rows: Rows) -> Self:
+        """The initial model on its base, which is fitted to all rows where it was to some."""
+        found = self
+        if self.guard_seed is not None:
+            found = replace(self, base=fit_named_base(self.base_name, rows, self.table))
         net.replace(found.objective(torch.Generator(rows.device).manual_seed(net.seed_)))
         found.initialise(net.module_.energy, rows)
-        if not net.note_ and not self._why_not_converged(net, rows):  # which say so
-            warn(
-                f"The model is its base, fitted to all rows: hidden units made held-out rows more "
-                f"likely by {gain:.2g} nats, and a base of all rows is expected to do so by "
-                f"{more:.2g}. More rows or another base may help.",
-                ConvergenceWarning,
-            )
         return found
 
-    def gain_of_all_rows(self, rows: Rows) -> float:
-        """Nats of a new row that a base gains if the rows that guard are fitted, too.
+    def said_enough(self, net: EnergyNet, rows: Rows) -> bool:
+        return bool(net.note_ or self._why_not_converged(net, rows))
 
-        With k parameters and n rows, rows that were fitted are more likely than new ones by k / n
-        and new ones are less likely than by the best parameters by k / (2 n): asymptotically, for
-        maximum likelihood (Akaike 1974). So the gain is the share of rows that guard times half of
-        the difference of the two groups.
-        """
-        assert self.guard_seed is not None
-        train, held_out = without_guards(rows, self.guard_seed)
-        seen, new = (self._mean_of_base(part) for part in (train, held_out))
-        return len(held_out) / len(rows) * max(seen - new, 0.0) / 2
+    def rows_apart(self, rows: Rows) -> tuple[Rows, Rows] | None:
+        return None if self.guard_seed is None else without_guards(rows, self.guard_seed)
 
-    def _mean_of_base(self, rows: Rows) -> float:
-        """Mean log-likelihood of rows, of their known entries, under the base."""
+    def mean_of_base(self, rows: Rows) -> float:
         x, counts = rows.block(0, len(rows)), rows.counts
         with torch.no_grad():
             if rows.known is None:
@@ -657,7 +636,9 @@ class Trials:
         plan = self.plan(base, BaseChoice(name, n_hidden, ""), train)
         return plan.trial(train, held_out, share, self)
 
-    def gains(self, chosen: BaseChoice, n_iter: int, train: Rows, held_out: Rows) -> list[Gain]:
+    def gains(
+        self, chosen: BaseChoice, n_iter: int, train: Rows, held_out: Rows
+    ) -> dict[int, Gain]:
         """Gains of held-out rows over the base while others train a model for `n_iter` epochs."""
         train = train.with_own_imputations()
         half = self.plan(self.fit(chosen.name, train), chosen, train).trained_for(n_iter)
@@ -682,12 +663,6 @@ def still_rising(gains: list[float], n_quarters: int = 1) -> float | None:
     rise = float(last.mean() - before.mean())
     error = math.sqrt((before.var(ddof=1) + last.var(ddof=1)) / n)
     return rise if rise > max(LEAST_RISE, 2 * error) else None
-
-
-def final_gain(net: EnergyNet, unknown: float) -> float:
-    """Gain of held-out rows under the weights that training ended with; `unknown` without one."""
-    best = net.guard_.returns_to(False)
-    return net.guard_.shown.get(GAIN, unknown) if best is None else best.gain
 
 
 def is_gain(assessed: dict[str, float]) -> bool:
@@ -774,7 +749,9 @@ def _going_on(
 
 def without_guards(rows: Rows, seed: int) -> tuple[Rows, Rows]:
     """The rows that are trained on, and those that guard the training."""
-    return rows.split(n_held_out(len(rows)), torch.Generator(rows.device).manual_seed(seed))
+    return rows.split(
+        n_held_out(len(rows), N_HELD_OUT), torch.Generator(rows.device).manual_seed(seed)
+    )
 
 
 def fit_named_base(asked: Any, rows: Rows, table: UnitIntervalTable | ColumnTable) -> Distribution:

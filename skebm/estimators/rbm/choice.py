@@ -1,4 +1,4 @@
-"""What the training rows decide: base and hidden units, or for how long few rows train."""
+"""What the training rows decide: base and number of hidden units."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import torch
 
 from skebm.base import Binary, Categorical, Domain, Real
 from skebm.base.domains import columns_of, parts_of
-from skebm.estimators.rbm.safety import n_held_out
+from skebm.estimators.rbm.safety import N_HELD_OUT
 from skebm.estimators.tables.bases import LATENT
 from skebm.training.rows import Rows
+from skebm.training.selection import n_held_out
 
 PLAIN = "independent"
 # Cells of the tables of a tree, each of which takes part in every draw of a row.
@@ -56,14 +57,6 @@ class Tried(NamedTuple):
 
     most: float
     pessimistic: Callable[[], float]
-
-
-class Gain(NamedTuple):
-    """Mean log-likelihood ratio of held-out rows to the base after an epoch, with its error."""
-
-    epoch: int
-    gain: float
-    error: float
 
 
 def candidates(domain: Domain, *, short: bool, tempered: bool = False) -> list[str]:
@@ -118,7 +111,7 @@ def choose_base(
         Draws the rows that are held out.
     """
     enough = min(FEWEST_HELD_OUT, len(rows) // 3)
-    train, held_out = rows.split(max(n_held_out(len(rows)), enough), generator)
+    train, held_out = rows.split(max(n_held_out(len(rows), N_HELD_OUT), enough), generator)
     plain, preferred = names[0], sizes[0]
     found: dict[tuple[str | None, int], Tried] = {}
 
@@ -153,30 +146,3 @@ def choose_base(
     compared = ", ".join(f"{name or 'base'} {n}: {value}" for (name, n), value in shown.items())
     reason = f"nats of {len(held_out)} held-out rows by base and hidden units: {compared}"
     return BaseChoice(*best, reason)
-
-
-def epochs_by_halves(
-    gains: Callable[[Rows, Rows], list[Gain]], rows: Rows, generator: torch.Generator
-) -> int:
-    """Number of epochs after which models of one half of few rows are best for the other half.
-
-    It is chosen by the mean over both halves, as far as both curves extend. It is 0 if the rows
-    never gain more over the base than the standard error of the gain, or if training diverges.
-
-    Parameters
-    ----------
-    gains : callable
-        Trains on the first rows, and returns the gains of the second ones.
-    rows : Rows
-        Training rows.
-    generator : torch.Generator
-        Draws the halves.
-    """
-    halves = rows.split(len(rows) // 2, generator)
-    curves = [gains(*halves), gains(*halves[::-1])]
-    means = [
-        Gain(a.epoch, (a.gain + b.gain) / 2, math.hypot(a.error, b.error) / 2)
-        for a, b in zip(*curves, strict=False)
-    ]
-    best = max(means, key=lambda mean: mean.gain, default=None)
-    return best.epoch if best is not None and best.gain > best.error else 0

@@ -30,6 +30,7 @@ from skebm.training import SGD
 from skebm.training.guard import Assessment, DivergenceError
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
+from skebm.training.selection import Gain, is_kept, most_likely_epoch
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
@@ -75,7 +76,7 @@ class ClassBlueprint(JointBlueprint):
     chains : ChainPolicy
     centering : Centering or None
     penalty : Penalty or None
-    base_alone : bool
+    p_is_base : bool
         Whether p(x) of the trained model is the base: after training without a likelihood of rows,
         and where the model makes its rows no more likely than the base does.
     """
@@ -92,7 +93,7 @@ class ClassBlueprint(JointBlueprint):
     chains: ChainPolicy
     centering: Centering | None
     penalty: Penalty | None
-    base_alone: bool = False
+    p_is_base: bool = False
 
     def objective(self, generator: torch.Generator) -> ClassLikelihood:
         dtype = self.plan.torch_dtype
@@ -152,7 +153,7 @@ class ClassBlueprint(JointBlueprint):
 
     def energy(self, trained: ClassRBM) -> ClassRBM:
         """The energy of p(x)."""
-        return trained.base_alone() if self.base_alone else trained
+        return trained.base_alone() if self.p_is_base else trained
 
     def scoring_energy(self, energy: ClassRBM) -> ClassRBM:
         return energy.padded()
@@ -160,7 +161,7 @@ class ClassBlueprint(JointBlueprint):
     def finalised(self, net: EnergyNet, rows: Rows) -> ClassBlueprint:
         """Without a likelihood of rows p(x) is the base, and where it gained nothing over it."""
         if not self.generative_weight:
-            return replace(self, base_alone=True)
+            return replace(self, p_is_base=True)
         if net.streaming:
             return self
         energy = net.module_.energy.eval()
@@ -168,7 +169,7 @@ class ClassBlueprint(JointBlueprint):
         some = rows.subset(index.long())
         generator = torch.Generator(rows.device).manual_seed(net.seed_)
         found = assess(energy, some.block(0, len(some)), some.weight, generator)
-        if found.gain >= 0:
+        if is_kept(Gain(found.gain, found.error)):
             return self
         if found.gain < -LEAST_RISE:  # of less the density itself is the same
             warn(
@@ -177,7 +178,7 @@ class ClassBlueprint(JointBlueprint):
                 "generative_weight or n_iter may help.",
                 ConvergenceWarning,
             )
-        return replace(self, base_alone=True)
+        return replace(self, p_is_base=True)
 
     def proper_score(self, rows: Rows, energy: ClassRBM) -> Tensor:
         return rows.map(lambda x: -energy(x), energy.domain.n_columns)
@@ -212,7 +213,7 @@ class ClassBlueprint(JointBlueprint):
         data = (reference > 0.5).to(reference.dtype) if bits else reference
         starts = {"data": at_least_two(data)}
         chain = chain_rows(net)
-        if chain is not None and not self.base_alone:
+        if chain is not None and not self.p_is_base:
             starts["training chains"] = at_least_two(chain)
         return starts
 
@@ -274,7 +275,7 @@ def epochs_by_folds(
     assert rows.y is not None
     known = (rows.y != UNKNOWN).nonzero().ravel()
     order = known[torch.randperm(len(known), generator=generator, device=known.device)]
-    total: dict[int, list[float]] = {}
+    curves: list[dict[int, Gain]] = []
     for left_out in order.tensor_split(N_FOLDS):
         kept = torch.ones(len(rows), dtype=torch.bool, device=known.device)
         kept[left_out] = False
@@ -290,12 +291,9 @@ def epochs_by_folds(
             continue
         if net.interrupted_:
             raise KeyboardInterrupt("fit was interrupted when it compared numbers of epochs.")
-        for row in net.history:
-            if GAIN in row:
-                total.setdefault(row["epoch"], []).append(row[GAIN])
-    whole = max(map(len, total.values()), default=0)
-    means = {epoch: sum(values) for epoch, values in total.items() if len(values) == whole}
-    return max(means, key=means.__getitem__, default=blueprint.plan.n_iter)
+        curves.append({row["epoch"]: Gain(row[GAIN], 0.0) for row in net.history if GAIN in row})
+    best = most_likely_epoch(curves)
+    return blueprint.plan.n_iter if best is None else best[0]
 
 
 def class_plan(

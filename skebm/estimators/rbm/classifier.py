@@ -514,7 +514,7 @@ class RBMClassifier(
     def density_(self) -> str:
         """What p(x) is, the model or the base."""
         check_is_fitted(self)
-        return "base" if self._blueprint.base_alone else "model"
+        return "base" if self._blueprint.p_is_base else "model"
 
     @property
     def generative_weight_(self) -> float:

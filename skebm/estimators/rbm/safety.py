@@ -29,13 +29,8 @@ N_NEAR = 50
 BRACKET = AISBracket(n_chains=N_CHAINS, n_betas=500, n_steps=200, tol=0.1)
 # Terms up to which log Z is summed instead, in less time than annealing takes.
 CHEAP_COST = 1e5
-# Rows that assess a model, at most; otherwise a tenth.
+# Rows that assess a model, at most.
 N_HELD_OUT = 500
-
-
-def n_held_out(n_rows: int) -> int:
-    """Number of rows that assess a model, of all."""
-    return min(N_HELD_OUT, n_rows // 10)
 
 
 def assess(

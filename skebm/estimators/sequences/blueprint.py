@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -91,6 +91,7 @@ class TemporalBlueprint(Blueprint):
     n_steps: int
     n_windows: int
     guarded: bool
+    may_be_its_base: ClassVar[bool] = True
 
     def objective(self, generator: torch.Generator) -> TemporalDivergence:
         dtype = self.plan.torch_dtype
@@ -136,13 +137,11 @@ class TemporalBlueprint(Blueprint):
     def assessment(self) -> Assess:
         return functools.partial(assess_frames, self.base, self.table.n_targets)
 
-    def finalised(self, net: EnergyNet, rows: Rows) -> TemporalBlueprint:
-        """Return to the base if held-out frames were never more likely than under it."""
-        best = net.guard_.best
-        if best is not None and best.gain < 0:
-            with torch.no_grad():
-                for parameter in net.module_.energy.parameters():
-                    parameter.zero_()
+    def base_alone(self, net: EnergyNet, rows: Rows) -> TemporalBlueprint:
+        """The base of single frames."""
+        with torch.no_grad():
+            for parameter in net.module_.energy.parameters():
+                parameter.zero_()
         return self
 
     def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:

@@ -6,13 +6,11 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from skebm._validation import warn
 from skebm.base import sampling
 from skebm.base.objective import Objective, effective_count, weighted_mean, weighted_variance
 from skebm.distributions import GaussianMixture, RegressionMixture
@@ -39,9 +37,10 @@ from skebm.partition.given import (
     log_mean_of_chains,
     uniforms_of,
 )
-from skebm.training.guard import Assess, Assessment, copy_weights, weights_of
+from skebm.training.guard import Assess, Assessment
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
+from skebm.training.selection import n_held_out
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
@@ -53,9 +52,8 @@ BASES = ("linear", "residuals", "mixture")
 COMPONENTS, ROWS_PER_COMPONENT, MOST_WORSE, MOST_COLUMNS = (1, 2, 3, 5, 8, 16, 32, 64), 20, 2, 100
 # Rows from which on a fifth chooses the base, and rows to which mixtures are fitted, at most.
 FEWEST_TO_CHOOSE, MOST_ROWS = 50, 20_000
-# Rows from which on some guard the training, and how many: a tenth, a fifth of few rows. Fewer than
-# the last number are few.
-FEWEST_ROWS, FEWEST_HELD_OUT, N_HELD_OUT, ENOUGH_HELD_OUT = 20, 20, 200, 50
+# Rows that guard the training, at most.
+N_HELD_OUT = 200
 # Chains of a row, and temperatures, by which held-out rows assess a model.
 N_CHAINS, N_BETAS = 4, 20
 
@@ -93,6 +91,8 @@ class ConditionalBlueprint(Blueprint):
     n_steps: int
     seed: int
     step_size: float = 0.1
+    may_be_its_base: ClassVar[bool] = True
+    of_what: ClassVar[str] = "p(x given c)"
 
     def objective(self, generator: torch.Generator) -> Objective:
         dtype, n_conditions = self.plan.torch_dtype, self.table.n_conditions
@@ -122,47 +122,47 @@ class ConditionalBlueprint(Blueprint):
 
     def hold_out(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
         """The rows that neither the base nor the network sees, see :func:`guarding_rows`."""
-        out = guarding_rows(rows, self.seed)
-        if not out.any():
-            return rows, None
-        return rows.subset((~out).nonzero().ravel()), rows.subset(out.nonzero().ravel())
+        return self.rows_apart(rows) or (rows, None)
 
     def assessment(self) -> Assess:
         return functools.partial(assess_rows, self.energy)
 
     def finalised(self, net: EnergyNet, rows: Rows) -> ConditionalBlueprint:
-        """With a step size of the model's chains; the base where rows gain nothing."""
-        if not net.streaming and net.validation is None and len(net.history):
-            self._return_to_base(net)
-        energy = self.energy(net.module_.energy.eval())
+        """With a step size of the model's chains; the base where rows gain too little."""
+        found = super().finalised(net, rows)
+        unjudged = net.held_out_ is None and not net.streaming and net.validation is None
+        if unjudged or not len(net.history):
+            found = self.base_alone(net, rows)
+        energy = found.energy(net.module_.energy.eval())
         generator = torch.Generator(rows.device).manual_seed(net.seed_)
         index = torch.linspace(0, len(rows) - 1, min(len(rows), N_PILOTS), device=rows.device)
         c, x = energy.split(rows.take(index.long()))
         with torch.no_grad(), sampling(energy):
             step = pilot_step(energy.given(c), x, generator)
-        return replace(self, step_size=step)
+        return replace(found, step_size=step)
 
-    def _return_to_base(self, net: EnergyNet) -> None:
-        """Back to f = 0 unless held-out rows gained; few of them by more than a standard error."""
-        start, rows = net.guard_.start, net.held_out_
-        if rows is None or start is None:
-            with torch.no_grad():
-                for parameter in net.module_.energy.parameters():
-                    parameter.zero_()
-            return
-        generator = torch.Generator(rows.device).manual_seed(net.seed_)
-        energy = net.module_.energy.eval()
-        found = assess_rows(self.energy, energy, rows.block(0, len(rows)), rows.weight, generator)
-        if found.gain > (found.error if len(rows) < ENOUGH_HELD_OUT else 0.0):
-            return
-        copy_weights(start.weights, weights_of(net.module_))
-        if not net.note_:  # which has said so
-            warn(
-                f"p(x given c) is the base, {self.base!r}: under the trained model held-out rows "
-                f"gain {found.gain:.2g} nats, with a standard error of {found.error:.2g}. More "
-                "rows or a larger n_iter may help.",
-                ConvergenceWarning,
-            )
+    def base_alone(self, net: EnergyNet, rows: Rows) -> ConditionalBlueprint:
+        """f = 0, on a base of all rows."""
+        base, _ = fit_conditional_base(self.base_name, rows, self.table, self.seed)
+        found = replace(self, base=base)
+        net.replace(found.objective(torch.Generator(rows.device).manual_seed(net.seed_)))
+        with torch.no_grad():
+            for parameter in net.module_.energy.parameters():
+                parameter.zero_()
+        return found
+
+    def rows_apart(self, rows: Rows) -> tuple[Rows, Rows] | None:
+        out = guarding_rows(rows, self.seed)
+        if not out.any():
+            return None
+        return rows.subset((~out).nonzero().ravel()), rows.subset(out.nonzero().ravel())
+
+    def mean_of_base(self, rows: Rows) -> float:
+        x, n_given = rows.block(0, len(rows)), self.table.n_conditions
+        with torch.no_grad():
+            found = self.base.to(rows.device, rows.dtype).given(x[:, :n_given])
+            value = found.log_prob(x[:, n_given:]).double()
+        return float(rows.counts / rows.counts.sum() @ value)
 
     def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
         found = super().without_effect(asked)
@@ -225,12 +225,8 @@ def conditional_gain(energy: ConditionalEnergy, rows: Tensor, generator: torch.G
 
 
 def guarding_rows(rows: Rows, seed: int) -> Tensor:
-    """Which rows are held out, (n,) bool: a tenth, 200 at most.
-
-    With fewer than 200 rows up to a fifth are held out, and with fewer than 20 none.
-    """
-    n = max(len(rows) // 10, min(len(rows) // 5, FEWEST_HELD_OUT))
-    n = 0 if len(rows) < FEWEST_ROWS else min(n, N_HELD_OUT)
+    """Which rows are held out, (n,) bool: a tenth, 200 at most, more of few rows."""
+    n = n_held_out(len(rows), N_HELD_OUT)
     generator = torch.Generator(rows.device).manual_seed(seed)
     return torch.randperm(len(rows), generator=generator, device=rows.device) < n
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from sklearn.exceptions import ConvergenceWarning
@@ -25,6 +25,7 @@ from skebm.training import AdamW
 from skebm.training.guard import Assess, Assessment
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
+from skebm.training.selection import n_held_out
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
@@ -36,9 +37,9 @@ N_STEPS, MOST_EPOCHS, LARGEST_BATCH, LEAST_BATCH = 2000, 200, 500, 100
 # Standard deviations of the filters' first responses. From 0.1 they stay near 0 for hundreds of
 # steps, as the gradient of each factor is a product of the two others.
 RESPONSE = 0.5
-# Pairs from which on a tenth is held out, at most so many; and their chains. Twenty assessments of
+# Pairs that are held out, at most, and their chains. Twenty assessments of
 # a default fit of large images then take a quarter of its time.
-FEWEST_ROWS, N_JUDGES, N_CHAINS, N_BETAS = 50, 200, 2, 50
+N_HELD_OUT, N_CHAINS, N_BETAS = 200, 2, 50
 # Loss to the base, in nats, of which a fit warns.
 NOTED_LOSS = 0.1
 
@@ -54,7 +55,7 @@ class GatedBlueprint(Blueprint):
     base : IndependentBernoulli or Gaussian
         Independent columns of y.
     n_factors, n_hidden, n_steps : int
-    base_alone : bool
+    without_filters : bool
         Whether p(y given x) is the base: without training, and where held-out pairs, or else the
         training pairs, are less likely under the trained model.
     """
@@ -65,7 +66,9 @@ class GatedBlueprint(Blueprint):
     n_factors: int
     n_hidden: int
     n_steps: int
-    base_alone: bool = False
+    without_filters: bool = False
+    may_be_its_base: ClassVar[bool] = True
+    of_what: ClassVar[str] = "p(y given x)"
 
     def objective(self, generator: torch.Generator) -> ConditionalDivergence:
         dtype = self.plan.torch_dtype
@@ -94,10 +97,9 @@ class GatedBlueprint(Blueprint):
             filters.div_(max(width, 0.01))
 
     def hold_out(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
-        """Hold out a tenth of at least 50 pairs, at most 200."""
-        if len(rows) < FEWEST_ROWS:
-            return rows, None
-        return rows.split(min(N_JUDGES, len(rows) // 10), generator)
+        """Hold out a tenth of the pairs, at most 200, and more of few."""
+        n = n_held_out(len(rows), N_HELD_OUT)
+        return rows.split(n, generator) if n else (rows, None)
 
     def assessment(self) -> Assess | None:
         return assess_pairs
@@ -106,36 +108,22 @@ class GatedBlueprint(Blueprint):
 
     def energy(self, trained: GatedEnergy) -> GatedEnergy:
         """The energy of p(y given x)."""
-        return trained.without_filters() if self.base_alone else trained
+        return trained.without_filters() if self.without_filters else trained
 
     def scoring_energy(self, energy: GatedEnergy) -> GatedEnergy:
         """A copy in double precision, whose rounding is below what a row is given in."""
         return energy.in_double()
 
     def finalised(self, net: EnergyNet, rows: Rows) -> GatedBlueprint:
-        """With the base alone, where the trained model is no better."""
-        if net.streaming:
-            return self
-        if len(net.history) == 0:
-            return replace(self, base_alone=True)
-        judges = net.held_out_
-        if judges is None:
-            index = torch.linspace(0, len(rows) - 1, min(len(rows), N_JUDGES), device=rows.device)
-            judges = rows.subset(index.long())
-        generator = torch.Generator(rows.device).manual_seed(net.seed_)
-        energy = net.module_.energy.eval()
-        found = assess_pairs(energy, judges.block(0, len(judges)), judges.weight, generator)
-        if found.gain >= 0:
-            return self
-        if not found.gain > -NOTED_LOSS and not net.note_:  # which has said so
-            whose = "training" if net.held_out_ is None else "held-out"
-            warn(
-                f"p(y given x) is the base, independent columns of y: under the trained model the "
-                f"{whose} pairs are {-found.gain:.2g} nats less likely. Mapping units are those "
-                "of the trained model. More pairs or a larger n_iter may help.",
-                ConvergenceWarning,
-            )
-        return replace(self, base_alone=True)
+        """With the base alone, where held-out pairs gain too little, or none judge."""
+        unjudged = net.held_out_ is None and not net.streaming and net.validation is None
+        if unjudged or not len(net.history):
+            return self.base_alone(net, rows)
+        return super().finalised(net, rows)
+
+    def base_alone(self, net: EnergyNet, rows: Rows) -> GatedBlueprint:
+        """Independent columns of y, beside mapping units of the trained model."""
+        return replace(self, without_filters=True)
 
     def check_trained(self, net: EnergyNet, rows: Rows) -> None:
         """Warn of variances of y given the mapping units that collapsed."""

@@ -573,7 +573,7 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
     def density_(self) -> str:
         """What p(y | x) is, the model or the base."""
         check_is_fitted(self)
-        return "base" if self._blueprint.base_alone else "model"
+        return "base" if self._blueprint.without_filters else "model"
 
     @property
     def base_(self) -> Distribution:

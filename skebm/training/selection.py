@@ -1,0 +1,94 @@
+"""What held-out rows decide: whether a model is kept, and for how long others are trained.
+
+One criterion for all families. Held-out rows, which neither the base nor the model has seen, gain
+g nats a row under the model, with a standard error s; a base that is fitted to all rows is expected
+to gain a. The model is kept if g > a + s, and is its base otherwise. The gain that is assessed is
+that of the best of many weights for the same rows, so that it is positive on average where nothing
+can be gained; `benchmarks.model_or_base` counts what other criteria do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from sklearn.exceptions import ConvergenceWarning
+
+from skebm._validation import warn
+from skebm.training.rows import Rows
+
+# Standard errors by which held-out rows must gain more than a base of all rows does.
+LEAST_ERRORS = 0.5
+# Rows from which on some are held out, and how many of these there are of few.
+FEWEST_ROWS, FEWEST_HELD_OUT = 20, 20
+
+
+class Gain(NamedTuple):
+    """Mean log-likelihood ratio of held-out rows to the base, in nats, and its standard error."""
+
+    gain: float
+    error: float
+
+
+def is_kept(found: Gain, of_all_rows: float = 0.0) -> bool:
+    """Whether a model is kept, given what a base of all rows gains; False where nan."""
+    return found.gain > of_all_rows + LEAST_ERRORS * found.error
+
+
+def warn_of_base(found: Gain, of_all_rows: float = 0.0, what: str = "The model") -> None:
+    """Say that a model, or the part of it that is named, is its base, and why."""
+    more = f", and a base of all rows is expected to gain {of_all_rows:.2g}" if of_all_rows else ""
+    warn(
+        f"{what} is its base, fitted to all rows: held-out rows gain {found.gain:.2g} nats by "
+        f"training, with a standard error of {found.error:.2g}{more}.\nMore rows, a larger n_iter "
+        "or another base may help.",
+        ConvergenceWarning,
+    )
+
+
+def most_likely_epoch(curves: Sequence[dict[int, Gain]]) -> tuple[int, Gain] | None:
+    """Epoch after which models of parts of the rows are best for the rows that were left out.
+
+    With the mean gain over all curves, as far as all of them extend; None without curves.
+    """
+    common = sorted(set.intersection(*map(set, curves))) if curves else []
+    means = {
+        epoch: Gain(
+            sum(curve[epoch].gain for curve in curves) / len(curves),
+            math.hypot(*(curve[epoch].error for curve in curves)) / len(curves),
+        )
+        for epoch in common
+    }
+    best = max(means, key=lambda epoch: means[epoch].gain, default=None)
+    return None if best is None else (best, means[best])
+
+
+def epochs_by_halves(
+    gains: Callable[[Rows, Rows], dict[int, Gain]], rows: Rows, generator: torch.Generator
+) -> int:
+    """Number of epochs after which models of one half of few rows are best for the other half.
+
+    It is chosen by the mean over both halves. It is 0 if the model would not be kept, or if
+    training diverges.
+
+    Parameters
+    ----------
+    gains : callable
+        Trains on the first rows, and returns the gains of the second ones by epoch.
+    rows : Rows
+        Training rows.
+    generator : torch.Generator
+        Draws the halves.
+    """
+    halves = rows.split(len(rows) // 2, generator)
+    best = most_likely_epoch([gains(*halves), gains(*halves[::-1])])
+    return best[0] if best is not None and is_kept(best[1]) else 0
+
+
+def n_held_out(n_rows: int, most: int) -> int:
+    """Number of rows that are held out: a tenth, or up to a fifth of few; none of fewer than 20."""
+    if n_rows < FEWEST_ROWS:
+        return 0
+    return min(most, max(n_rows // 10, min(n_rows // 5, FEWEST_HELD_OUT)))
