@@ -158,7 +158,9 @@ CASES = {
             optimizer=SGD(momentum=0.5, averaging=0.5),
         ),
         "subspaces": RBMEstimator(**quick, hidden=Subspace(2, features="all"), learning="pcd"),
-        "spikes_and_slabs": RBMEstimator(**quick, hidden=SpikeSlab(features="slabs")),
+        "spikes_and_slabs": RBMEstimator(
+            **quick, hidden=SpikeSlab(features="slabs"), base="independent", dtype="float64"
+        ),
     },
     SpikeSlabRBM: {
         "spikes": SpikeSlabRBM(**quick),

@@ -120,7 +120,8 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         subspace of units each (:class:`skebm.estimators.Subspace`, the model of
         :class:`SubspaceRBM`); or ``SpikeSlab(features="spikes")``, which change the covariance of
         real columns (:class:`skebm.estimators.SpikeSlab`, the model of :class:`SpikeSlabRBM`).
-        Parameters can be searched over by ``hidden__<name>``.
+        Parameters can be searched over by ``hidden__<name>``. What these units take and what
+        ``"auto"`` is for them is on their pages.
     learning_rate : float or "auto", default="auto"
         Learning rate. ``"auto"``: 0.1 (0.3 if the base is a tree), decaying linearly to a
         hundredth of that; or L-BFGS with a line search, if learning is exact and

@@ -138,8 +138,8 @@ class SpikeSlab(HiddenLayer):
     as in :class:`skebm.SpikeSlabRBM`. All columns are treated as numbers: columns of categories,
     sparse X and ``visible="bernoulli"`` raise `ValueError`. The parameter `base` is then
     ``"gaussian"`` (``"auto"`` is the same), ``"independent"`` or a
-    :class:`skebm.distributions.Gaussian`, chains take 5 Gibbs steps by default, and `learning` is
-    ``"pcd"`` or ``"cd"``.
+    :class:`skebm.distributions.Gaussian`, `learning` is ``"pcd"`` or ``"cd"``, and the gradient is
+    not centred. By default chains take 5 Gibbs steps, and the learning rate is 0.03.
 
     Parameters
     ----------

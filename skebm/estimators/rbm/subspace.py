@@ -113,7 +113,8 @@ class Subspace(HiddenLayer):
         E(x, h, s) = -b^\top x - c^\top h - \sum_j h_j \sum_k s_{jk} (D_{jk} + W_{jk}^\top x)
 
     as in :class:`skebm.SubspaceRBM`. `n_components` is then the number of gates h, which is 64 if
-    it is ``"auto"`` and the rows do not choose it.
+    it is ``"auto"`` and the rows do not choose it. A sparsity target in `penalty` raises
+    `ValueError`, and the gradient of the exact likelihood is not centred.
 
     Parameters
     ----------
