@@ -27,7 +27,9 @@ from skebm.estimators.rbm import (
     GatedRBM,
     RBMClassifier,
     RBMEstimator,
+    SpikeSlab,
     SpikeSlabRBM,
+    Subspace,
     SubspaceRBM,
 )
 from skebm.estimators.sequences import (
@@ -66,9 +68,11 @@ __all__ = [
     "RBMEstimator",
     "Recall",
     "ScoreMatchingDensity",
+    "SpikeSlab",
     "SpikeSlabRBM",
     "Sliced",
     "SparsityPath",
+    "Subspace",
     "SubspaceRBM",
     "TableEncoder",
     "SequenceOutlierDetector",

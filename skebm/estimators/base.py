@@ -344,6 +344,11 @@ def check_settings(estimator: Any) -> None:
             value._validate_params()
 
 
+def assign_parameters(estimator: Any, given: dict[str, Any]) -> None:
+    """Keep the arguments of a constructor, all of which ``locals()`` holds there, as attributes."""
+    vars(estimator).update((name, value) for name, value in given.items() if name != "self")
+
+
 def set_nested_params(estimator: Any, params: dict[str, Any]) -> None:
     """Create the objects for ``<object>__<name>`` if the parameter is None or a string.
 

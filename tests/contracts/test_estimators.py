@@ -41,7 +41,7 @@ from skebm import (
 )
 from skebm.base import Categorical, LogPartition, PartitionEstimator
 from skebm.energies import MLP
-from skebm.estimators import Discrepancy, Likelihood, MixtureBase, Sliced
+from skebm.estimators import Discrepancy, Likelihood, MixtureBase, Sliced, SpikeSlab, Subspace
 from skebm.estimators.base import BaseDensity
 from skebm.objectives import Penalty
 from skebm.partition import Exact, ImportanceSampling
@@ -156,6 +156,10 @@ CASES = {
             centering=None,
             penalty=Penalty(l1=0.01, sparsity_target=0.1),
             optimizer=SGD(momentum=0.5, averaging=0.5),
+        ),
+        "subspaces": RBMEstimator(**quick, hidden=Subspace(2, features="all"), learning="pcd"),
+        "spikes_and_slabs": RBMEstimator(
+            **quick, hidden=SpikeSlab(features="slabs"), base="independent", dtype="float64"
         ),
     },
     SpikeSlabRBM: {
@@ -736,7 +740,10 @@ def kind(model):
     """What rows are decides, where an estimator takes several kinds."""
     domain = getattr(model, "domain", None)
     discrete = NOISE_CONTRASTIVE if isinstance(model, NCEDensity) else DISCRETE
-    if getattr(model, "base", None) == "gaussian" and isinstance(model, RBMEstimator):
+    if type(model) is RBMEstimator and isinstance(model.hidden, SpikeSlab):
+        spikes = KINDS[SpikeSlabRBM]
+        return spikes._replace(later=(*KINDS[RBMEstimator].later, {"hidden__features": "slabs"}))
+    if type(model) is RBMEstimator and model.base == "gaussian":
         return KINDS[RBMEstimator]._replace(rows=real_rows)
     if isinstance(domain, Categorical):
         return discrete._replace(rows=one_hot_rows)
@@ -832,7 +839,7 @@ def denoise(model, X):
     if not hasattr(model, "denoise"):
         return None
     """Noise taken off: by sampling, by the noise level of training, or else by a given one."""
-    if isinstance(model, RBMEstimator | SubspaceRBM) or kind(model).discrete:
+    if isinstance(model, RBMEstimator) or kind(model).discrete:
         return model.denoise(X, random_state=0, n_steps=5)
     return model.denoise(X, 0.3 if model.sigma_ is None else None)
 
@@ -856,7 +863,8 @@ def unequal_by_design(estimator):
     """Weights in mini-batches are not repeated rows; with one full batch they are (below)."""
     if isinstance(estimator, BoltzmannMachineDensity) and estimator.learning == "pseudo_likelihood":
         return {}  # all rows are used at every step
-    if isinstance(estimator, SpikeSlabRBM) and estimator.learning != "cd":
+    spikes = isinstance(getattr(estimator, "_hidden", None), SpikeSlab)
+    if spikes and estimator.learning != "cd":
         return {}  # copies of rows of numbers are merged, and with them the batches are the same
     reason = "mini-batches and sampled negatives"
     name = "check_sample_weight_equivalence_on_{}_data"

@@ -19,6 +19,7 @@ from skebm import (
     NCEDensity,
     RBMEstimator,
     ScoreMatchingDensity,
+    SpikeSlabRBM,
     energies,
     estimators,
     objectives,
@@ -27,8 +28,16 @@ from skebm import (
     training,
 )
 from skebm.energies import MLP
-from skebm.estimators import Discrepancy, Hybrid, Likelihood, MixtureBase, Sliced
-from skebm.estimators.base import BaseEBM
+from skebm.estimators import (
+    Discrepancy,
+    Hybrid,
+    Likelihood,
+    MixtureBase,
+    Sliced,
+    SpikeSlab,
+    Subspace,
+)
+from skebm.estimators.base import BaseEBM, PartitionMixin
 from skebm.objectives import Centering, Penalty
 from skebm.partition import AISBracket
 from skebm.samplers import (
@@ -47,7 +56,9 @@ from tests.discovery import walk
 from tools.trace_fit import own_classes
 
 MOST_PARAMETERS = 24  # as many as the largest estimator of scikit-learn has
-MOST_CLASSES = 4  # of skebm, the estimator and the mixin of log Z among them
+# Classes of skebm above an estimator, beside the mixin of all that have one log Z; and one more
+# where it is another public estimator with some of its parameters fixed.
+MOST_ABOVE = 2
 
 
 def public(module):
@@ -93,7 +104,10 @@ def test_the_public_estimators_are_all_here():
 @each_estimator
 def test_constructors_can_be_read(cls):
     assert len(cls._get_param_names()) <= MOST_PARAMETERS
-    assert len(own_classes(cls)) <= MOST_CLASSES, own_classes(cls)
+    above = [c for c in own_classes(cls)[1:] if c is not PartitionMixin]
+    public_ones = [c for c in above if c in ESTIMATORS]
+    assert len(above) <= MOST_ABOVE + len(public_ones), above
+    assert len(public_ones) <= 1, above
 
 
 @each_estimator
@@ -148,6 +162,8 @@ CD, SM, JEM = ContrastiveDivergenceDensity, ScoreMatchingDensity, JEMClassifier
 STANDS_FOR = [
     (RBMEstimator(), "chains__n_steps", 3, Persistent(n_steps=3)),
     (RBMEstimator(learning="cd"), "chains__n_steps", 3, FromData(n_steps=3)),
+    (SpikeSlabRBM(), "chains__n_chains", 3, Persistent(n_steps=5, n_chains=3)),
+    (SpikeSlabRBM(learning="cd"), "chains__noise_scale", 0.1, FromData(n_steps=5, noise_scale=0.1)),
     (RBMEstimator(), "sampler__n_collapsed", 2, Gibbs(2)),
     (RBMEstimator(), "centering__precondition", 0.3, Centering(precondition=0.3)),
     (RBMEstimator(), "penalty__l2", 0.1, Penalty(l2=0.1)),
@@ -323,6 +339,9 @@ REFUSED = [
     JEM(objective=Hybrid(energy_l2=-1)),
     JEM(objective=Hybrid(clip_norm=0)),
     JEM(chains=Persistent(n_steps=0)),
+    RBMEstimator(hidden=Subspace(0)),
+    RBMEstimator(hidden=Subspace(features="spikes")),
+    RBMEstimator(hidden=SpikeSlab(features="gates")),
 ]
 
 
@@ -355,6 +374,8 @@ def test_a_bad_setting_of_an_object_is_refused_by_its_name(model):
         (RBMEstimator(chains="persistent"), "chains"),
         (RBMEstimator(chains=Gibbs()), "chains"),
         (RBMEstimator(optimizer=AdamW()), "optimizer"),
+        (RBMEstimator(hidden="subspace"), "hidden"),
+        (RBMEstimator(hidden=Subspace), "hidden"),
         (CD(optimizer=SGD()), "optimizer"),
         (CD(objective=Hybrid()), "objective"),
         (CD(objective=Likelihood), "objective"),

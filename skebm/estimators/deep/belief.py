@@ -55,6 +55,7 @@ from skebm.estimators.deep.bounds import (
 )
 from skebm.estimators.deep.module import hidden_map, sigmoid_network
 from skebm.estimators.rbm import RBMEstimator
+from skebm.estimators.rbm.hidden import BinaryUnits
 from skebm.estimators.tables.frames import as_given
 from skebm.training.distributed import shared_seed
 from skebm.training.rows import Rows
@@ -100,7 +101,8 @@ class DeepBeliefNetwork(
         Numbers of hidden units, from the first RBM to the top. A single number gives a single RBM,
         with the features, samples and scores of :class:`RBMEstimator`.
     rbm : RBMEstimator or None, default=None
-        Settings of all RBMs; clones of it are fitted. None is ``RBMEstimator(base="independent")``.
+        Settings of all RBMs, whose hidden units are binary; clones of it are fitted. None is
+        ``RBMEstimator(base="independent")``.
         Parameters can be searched over by ``rbm__<name>``. Settings for the types of the columns
         (`visible`, `categorical_features`, `rescale`, a `base` for columns other than bits) apply
         to the first RBM alone; `n_components` and `warm_start` have no effect.
@@ -259,6 +261,7 @@ class DeepBeliefNetwork(
             if k == len(sizes) - 1 and self.partition != "auto":
                 layer.set_params(partition=clone(self.partition, safe=False))
             layer.set_params(**own)
+            _check_units(layer)
             set_seeds(layer, random)
             # What a configuration of scikit-learn asks of outputs is not for those in between.
             layers.append(layer.set_output(transform="default"))
@@ -697,6 +700,16 @@ def _drawn(conditional: Any, generator: torch.Generator) -> Tensor:
     """A draw of a conditional."""
     found: Tensor = conditional.sample(generator)
     return found
+
+
+def _check_units(layer: RBMEstimator) -> None:
+    """Raise `ValueError` unless hidden units are bits, as columns of the next RBM are."""
+    kind = layer._hidden.kind
+    if kind is not BinaryUnits:
+        raise ValueError(
+            f"RBMs on top of each other need binary hidden units, and {layer!r} has {kind.name}: "
+            'use RBMEstimator(hidden="binary").'
+        )
 
 
 def _without_columns(layer: RBMEstimator) -> dict[str, Any]:

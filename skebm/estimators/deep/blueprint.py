@@ -32,11 +32,11 @@ from skebm.estimators.deep.rows import FIRST_MEAN, LayeredTable
 from skebm.estimators.rbm.blueprint import (
     N_COMPLETIONS,
     SCALE_ON_TREES,
-    BinaryUnits,
     RBMBlueprint,
     design,
 )
 from skebm.estimators.rbm.choice import BaseChoice
+from skebm.estimators.rbm.hidden import BinaryLayer
 from skebm.estimators.rbm.safety import against_log_z
 from skebm.estimators.tables.bases import TREES, redraw
 from skebm.estimators.tables.columns import ColumnTable
@@ -275,7 +275,7 @@ def design_deep(
     params = estimator.get_params(deep=False)
     rule = "cd" if isinstance(estimator.chains, FromData) else "pcd"
     asked = SimpleNamespace(
-        **params, learning=rule, n_components=layers.n_between, _units=BinaryUnits
+        **params, learning=rule, n_components=layers.n_between, _hidden=BinaryLayer()
     )
     name = estimator.base if isinstance(estimator.base, str) else None
     chosen = BaseChoice(name, layers.n_between, "as given")

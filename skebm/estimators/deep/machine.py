@@ -39,7 +39,6 @@ from skebm.estimators.tables.bases import (
     fit_completed,
 )
 from skebm.estimators.tables.columns import (
-    RESCALE_ADVICE,
     Coding,
     fit_table_base,
     learn_columns,
@@ -305,7 +304,7 @@ class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> LayeredTable:
         sizes = hidden_sizes(self.hidden_layer_sizes)
-        visible = learn_columns(self, X, weight, rescale=self.rescale, advice=RESCALE_ADVICE)
+        visible = learn_columns(self, X, weight)
         layers = Layers((visible.domain.n_columns, *sizes))
         n_numbers = 3.0 * layers.n_between * layers.n_row + float(X.shape[0]) * layers.n_row
         what = f"hidden_layer_sizes={self.hidden_layer_sizes} with {layers.n_visible} columns"

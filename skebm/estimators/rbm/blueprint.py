@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import functools
 import math
 from collections.abc import Callable
@@ -21,25 +20,18 @@ from skebm.base import (
     Categorical,
     ChainState,
     Clamp,
-    Domain,
     Objective,
     Real,
     Sampler,
     SamplingError,
     sampling,
 )
-from skebm.base.domains import enumeration_cost, parts_of
+from skebm.base.domains import parts_of
 from skebm.base.torchtools import check_memory
 from skebm.distributions import (
-    BlockTree,
-    CategoricalTree,
-    ChowLiuTree,
     Distribution,
     IndependentBernoulli,
 )
-from skebm.distributions.independent import blocks_of
-from skebm.energies import BernoulliRBM, MixedRBM
-from skebm.energies.rbm.mixed import MAX_LOG_PRECISION
 from skebm.estimators.base import (
     JointBlueprint,
     at_least_two,
@@ -51,12 +43,12 @@ from skebm.estimators.base import (
 from skebm.estimators.rbm.choice import (
     N_HIDDEN,
     PLAIN,
-    USUAL,
     BaseChoice,
     Tried,
     candidates,
     choose_base,
 )
+from skebm.estimators.rbm.hidden import HiddenUnits
 from skebm.estimators.rbm.safety import N_HELD_OUT, assess, pessimistic_log_z
 from skebm.estimators.tables.bases import (
     TREES,
@@ -72,9 +64,7 @@ from skebm.objectives import (
     CenteredObjective,
     Centering,
     ContrastiveDivergence,
-    ExactLikelihood,
     Penalty,
-    pseudo_log_likelihood,
 )
 from skebm.objectives.local import LOCAL_RULES
 from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
@@ -93,11 +83,6 @@ if TYPE_CHECKING:
 CHEAP_COST, QUICK_COST, EXACT_LEARNING_COST = 1e7, 3e4, 1e8
 # With fewer chains, their weights estimate log Z poorly.
 REWEIGHTED_CHAINS = 500
-# Initial hidden biases, at which units are on in a quarter of the rows. With a centred gradient,
-# units that start at one half stay there and are poor features (a classifier on shifted digits has
-# an accuracy of 82 % with them, 88 % with these); likelihoods on nltcs, digits and MNIST are the
-# same or better.
-HIDDEN_BIAS = -1.0
 # Epochs at most, by default, where nothing guards against overfitting; and products of a row with
 # the weights, in multiplications, that all steps may take: a minute on one core.
 MOST_EPOCHS, MOST_WORK = 500, 2e11
@@ -127,113 +112,6 @@ GIBBS = Gibbs()
 # Names of the gain of held-out rows in the history and of its error; and what counts as a gain, or
 # as a rise of its mean over a quarter of the assessments, in nats.
 GAIN, ERROR, LEAST_RISE = "gain_over_base", "gain_error", 0.1
-
-
-@dataclass(frozen=True)
-class HiddenUnits(abc.ABC):
-    """The hidden units of an RBM: the energy that they make, its start and its exact learning.
-
-    Attributes
-    ----------
-    n : int
-        Their number, as `n_components` counts them.
-    """
-
-    n: int
-    # Whether the gradient can be centred, and that of the exact likelihood.
-    centers = True
-    centers_likelihood = True
-    # Gibbs steps of the chains at each batch, by default.
-    n_steps = 1
-
-    @property
-    def n_rows(self) -> int:
-        """Number of rows of the weights."""
-        return self.n
-
-    @property
-    def n_features(self) -> int:
-        """Number of means of the hidden layer, from the first, that `transform` returns."""
-        return self.n
-
-    @abc.abstractmethod
-    def cost(self, domain: Domain) -> float:
-        """Terms of the enumeration of a likelihood of bits: states times units that vary."""
-
-    @abc.abstractmethod
-    def energy(self, domain: Domain, base: Distribution, **new: Any) -> Any:
-        """An untrained energy; `new` are the generator, scale and dtype of its weights."""
-
-    def likelihood(
-        self, energy: Any, centering: Centering | None, penalty: Penalty | None
-    ) -> Objective | None:
-        """The exact likelihood of an energy of bits; by default there is none."""
-        return None
-
-    @abc.abstractmethod
-    def start(self, energy: Any, mean: Tensor) -> None:
-        """Set the biases so that the model starts near its base, with means (d,) of the columns.
-
-        The weights are those of centred units, (h - l)'W (x - m), which changes the base by terms
-        of second order only.
-        """
-
-    def weight_scale(self, n_visible: int) -> float | None:
-        """Standard deviation of the initial weights, None for the one that all RBMs have."""
-        return None
-
-    def learning_rate(self, base: Distribution) -> float:
-        """What "auto" is on a base."""
-        return _default_learning_rate(base)
-
-    def narrow(self, energy: Any, table: ColumnTable) -> str:
-        """A warning of variances of real columns that are the least allowed; empty for none."""
-        held = (energy.log_precision >= MAX_LOG_PRECISION).nonzero().ravel().tolist()
-        if not held:
-            return ""
-        return (
-            f"The variances of columns {[table.names[table.real[i]] for i in held]} given the "
-            f"hidden units became the least that is allowed, {math.exp(-MAX_LOG_PRECISION):.0e} of "
-            "those of the columns, which are constant or have few distinct values. Drop them, or "
-            "list them in categorical_features."
-        )
-
-    def proper_score(self, energy: Any, table: Table) -> Callable[[Tensor], Tensor]:
-        """A proper scoring rule of rows (n, d) that needs no log Z, (n,): pseudo-likelihoods."""
-        if math.isfinite(energy.domain.log_n_states):
-            return lambda x: pseudo_log_likelihood(energy, x)
-        pseudo: Callable[[Tensor], Tensor] = energy.pseudo_log_likelihood
-        return pseudo
-
-
-class BinaryUnits(HiddenUnits):
-    """Bits, independent given the visible units."""
-
-    def cost(self, domain: Domain) -> float:
-        return enumeration_cost(domain, Binary((self.n,)))
-
-    def energy(self, domain: Domain, base: Distribution, **new: Any) -> BernoulliRBM | MixedRBM:
-        if isinstance(domain, Binary):
-            return BernoulliRBM(domain.n_columns, self.n, base=base, **new)
-        return MixedRBM(base, self.n, **new)
-
-    def likelihood(
-        self, energy: Any, centering: Centering | None, penalty: Penalty | None
-    ) -> Objective:
-        assert isinstance(energy, BernoulliRBM)
-        return ExactLikelihood(energy, centering=centering, penalty=penalty)
-
-    def start(self, energy: Any, mean: Tensor) -> None:
-        """Visible biases are the log-odds of a base of independent bits, and 0 of other bases.
-
-        Hidden units are mostly off.
-        """
-        if isinstance(energy, BernoulliRBM) and energy.structure is None:
-            base: Any = energy.base
-            energy.visible_bias.copy_(base.logits)
-        hidden_mean = torch.full_like(energy.hidden_bias, HIDDEN_BIAS).sigmoid()
-        energy.visible_bias.sub_(hidden_mean @ energy.weight)
-        energy.hidden_bias.fill_(HIDDEN_BIAS).sub_(energy.weight @ mean)
 
 
 @dataclass(frozen=True)
@@ -554,13 +432,13 @@ class RBMBlueprint(JointBlueprint):
         return of_layers(self.chain_sampler)
 
     def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
-        found = super().without_effect(asked)
+        found = super().without_effect(asked) | self.units.without_effect(asked)
         kinds = [type(part) for part in parts_of(self.table.domain)]
         if self.base_name in TREES and Binary not in kinds and Categorical not in kinds:
             found["base"] = "no column of X is binary or categorical"
         if self.base_name == "gaussian" and Real not in kinds:
             found["base"] = "no column of X is real"
-        if self.is_mixed and "rescale" in asked:
+        if self.is_mixed and self.units.takes_bits and "rescale" in asked:
             found["rescale"] = 'columns outside [0, 1] are Gaussian units (visible="bernoulli")'
         if self.learning == "exact" and "sampler" in asked:
             found["sampler"] = (
@@ -686,15 +564,17 @@ def designed(
     if before is not None:
         return _going_on(estimator, rows, table, streaming=streaming)
 
+    asked = estimator._hidden.base(estimator.base)
+
     def fitted(name: str | None, some: Rows) -> Distribution:
-        return fit_named_base(estimator.base if name is None else name, some, table)
+        return fit_named_base(asked if name is None else name, some, table)
 
     of_file = rows.n_table > len(rows)
     plan = functools.partial(design, estimator, table, streaming=streaming, of_file=of_file)
     usual = usual_units(estimator)
-    given = estimator.base if isinstance(estimator.base, str) else None
+    given = asked if isinstance(asked, str) else None
     first = BaseChoice(given, usual, "as given")
-    if estimator.base == "auto":
+    if given == "auto":
         first = BaseChoice(PLAIN, usual, "by default")
     seed = None
     # Rows of a file that guard the training are none of the sample in any case.
@@ -702,7 +582,7 @@ def designed(
     if apart and is_guarded(estimator, table, rows, streaming=streaming):
         seed = draw_seed(estimator.random_state_)
     found = plan(fit_apart(fitted, first.name, rows, seed), first, rows, guard_seed=seed)
-    names = _base_names(estimator, found, first)
+    names = _base_names(found, first) if given == "auto" else [first.name]
     # Of so many columns that 10,000 steps would take too long, trials would, too.
     long = found.plan.n_batches(rows.n_table) >= ENOUGH_STEPS
     several = estimator.n_components == "auto" and long
@@ -778,9 +658,9 @@ def fit_apart(
     return base
 
 
-def _base_names(estimator: Any, found: RBMBlueprint, first: BaseChoice) -> list[str | None]:
+def _base_names(found: RBMBlueprint, first: BaseChoice) -> list[str | None]:
     """Names of the bases among which the rows choose, the plainest first."""
-    if not found.guarded or estimator.base != "auto":
+    if not found.guarded:
         return [first.name]
     sampler = found.chain_sampler
     tempered = sampler.kernel is not sampler
@@ -804,7 +684,7 @@ def design(
     learning; `partial_fit` and rows of a file always use them.
     """
     sampler = None if estimator.sampler is None else clone(estimator.sampler)
-    units = estimator._units(chosen.n_hidden)
+    units = estimator._hidden.units(chosen.n_hidden)
     stochastic = streaming or of_file or rows.known is not None or _asks_for_steps(estimator)
     learning, chains = _rule(estimator, table, stochastic=stochastic)
     if sampler is not None:
@@ -852,7 +732,8 @@ def design(
 
 def usual_units(estimator: Any) -> int:
     """Number of hidden units where rows do not choose."""
-    return USUAL if estimator.n_components == "auto" else int(estimator.n_components)
+    n: Any = estimator.n_components
+    return estimator._hidden.kind.usual if n == "auto" else int(n)
 
 
 def _asked_epochs(estimator: Any) -> int | str:
@@ -985,16 +866,6 @@ def _default_batch_size(n_rows: int, n_iter: int | str) -> int:
     return min(100, max(10, wanted))
 
 
-def _default_learning_rate(base: Distribution) -> float:
-    """Best values on the validation parts of eight DEBD data sets, to within a factor of three.
-
-    On a tree, hidden units have less to model, and chains can follow larger steps.
-    """
-    parts = blocks_of(base)
-    trees = (ChowLiuTree, BlockTree, CategoricalTree)
-    return 0.3 if any(isinstance(part, trees) for part in parts) else 0.1
-
-
 def _rule(
     estimator: Any, table: UnitIntervalTable | ColumnTable, *, stochastic: bool
 ) -> tuple[str, ChainPolicy | None]:
@@ -1008,11 +879,11 @@ def _rule(
     cost = math.inf
     if isinstance(table.domain, Binary):
         # The same rule for all numbers of hidden units among which rows may choose.
-        cost = estimator._units(usual_units(estimator)).cost(table.domain)
+        cost = estimator._hidden.units(usual_units(estimator)).cost(table.domain)
     elif learning == "exact":
         raise ValueError('learning="exact" is for binary columns: use learning="pcd".')
     if learning in LOCAL_RULES:
-        _check_discrete(learning, table)
+        _check_discrete(learning, table, estimator._hidden.kind.takes_bits)
         return learning, None
     if learning == "auto":
         if chains is not None:
@@ -1037,19 +908,22 @@ def _rule(
             f'learning="{learning}" takes {kind.__name__} chains, not chains={chains!r}. Use '
             f'learning="auto", which follows the chains, or chains={kind.__name__}().'
         )
-    n_steps = estimator._units(usual_units(estimator)).n_steps
+    n_steps = estimator._hidden.kind.n_steps
     if chains is None:
         return learning, kind(n_steps=n_steps)
     chains = clone(chains)
     return learning, chains if chains.n_steps is not None else chains.set_params(n_steps=n_steps)
 
 
-def _check_discrete(learning: str, table: UnitIntervalTable | ColumnTable) -> None:
+def _check_discrete(
+    learning: str, table: UnitIntervalTable | ColumnTable, takes_bits: bool
+) -> None:
     """Raise `ValueError` for real columns, which have no neighbouring states."""
     if any(isinstance(kind, Real) for kind in parts_of(table.domain)):
+        bits = ', or visible="bernoulli" where they are probabilities' if takes_bits else ""
         raise ValueError(
             f'learning="{learning}" compares the states of single columns, and X has real columns: '
-            'use learning="pcd", or visible="bernoulli" where they are probabilities.'
+            f'use learning="pcd"{bits}.'
         )
 
 

@@ -18,7 +18,8 @@ from skebm.base.objective import weighted_mean
 from skebm.distributions import Distribution
 from skebm.energies import ClassRBM, MixedRBM
 from skebm.estimators.base import JointBlueprint, at_least_two, chain_rows, stopping_of
-from skebm.estimators.rbm.blueprint import GAIN, HIDDEN_BIAS, LEAST_RISE, of_layers
+from skebm.estimators.rbm.blueprint import GAIN, LEAST_RISE, of_layers
+from skebm.estimators.rbm.hidden import HIDDEN_BIAS
 from skebm.estimators.rbm.safety import assess
 from skebm.estimators.tables.bases import column_means
 from skebm.estimators.tables.columns import ColumnTable

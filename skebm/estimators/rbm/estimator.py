@@ -2,28 +2,91 @@
 
 from __future__ import annotations
 
-from numbers import Integral
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils.metaestimators import available_if
+from torch import Tensor
 
-from skebm._validation import Interval, Options, StrOptions, check_is_fitted
+from skebm._validation import Interval, MinMax, Options, StrOptions, check_is_fitted
+from skebm.base import BipartiteEnergy, LogLikelihoods, Sampler
+from skebm.base.energy import check_temperature
+from skebm.base.sampler import whole_number
+from skebm.base.torchtools import check_memory
+from skebm.distributions import Distribution
+from skebm.energies import Tilted
 from skebm.estimators._docs import shared_docs
-from skebm.estimators.base import BaseDensity, validate_coded
-from skebm.estimators.rbm import methods
-from skebm.estimators.rbm.blueprint import BinaryUnits, RBMBlueprint, designed
-from skebm.estimators.tables.columns import (
-    RESCALE_ADVICE,
-    Coding,
-    ColumnTable,
-    learn_columns,
+from skebm.estimators.base import (
+    DENSITY_CONSTRAINTS,
+    BaseDensity,
+    LogZ,
+    chain_rows,
+    read_only,
+    validate_coded,
 )
+from skebm.estimators.rbm.blueprint import RBMBlueprint, designed
+from skebm.estimators.rbm.drawing import BLOCK, draw_visible, imputed, starts_of
+from skebm.estimators.rbm.hidden import BinaryLayer, HiddenLayer, HiddenUnits
+from skebm.estimators.rbm.missing import hidden_means, log_sums
+from skebm.estimators.tables.bases import COLUMN_BASES
+from skebm.estimators.tables.columns import ColumnTable
+from skebm.estimators.tables.frames import as_given
 from skebm.estimators.tables.table import Table, UnitIntervalTable
+from skebm.objectives import Centering, Penalty
+from skebm.objectives.local import LOCAL_RULES
+from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
+from skebm.training import SGD, EarlyStopping
 from skebm.training.rows import Rows
+from skebm.training.streams import by_blocks
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
+
+# Gibbs steps for the features of rows with missing entries.
+N_MEAN_STEPS = 100
+
+
+def _takes_bits(model: RBMEstimator) -> bool:
+    """Whether columns may be bits; `AttributeError` that says so otherwise."""
+    if not model._kind.takes_bits:
+        raise AttributeError(f"Columns are numbers, as the model has {model._kind.name}.")
+    return True
+
+
+def _has_bits_only(model: RBMEstimator) -> bool:
+    """Whether noise can flip every column; `AttributeError` that says so otherwise."""
+    if model.__sklearn_is_fitted__() and model._blueprint.is_mixed:
+        raise AttributeError("denoise is for binary columns only, which noise flips.")
+    return _takes_bits(model)
+
+
+def _array(name: str, doc: str) -> property:
+    """A parameter of the energy as a read-only array, which a whole array may be assigned to."""
+
+    def parameter(self: RBMEstimator) -> str:
+        """Its name in the energy."""
+        found = self._kind.arrays.get(name)
+        if found is None:
+            raise AttributeError(f"There is no {name}, as the model has {self._kind.name}.")
+        return found
+
+    def get(self: RBMEstimator) -> np.ndarray:
+        return read_only(self, parameter(self))
+
+    def assign(self: RBMEstimator, value: Any) -> None:
+        check_is_fitted(self)
+        old = getattr(self.energy_, parameter(self))
+        new = torch.as_tensor(np.array(value), dtype=old.dtype, device=old.device)
+        if new.shape != old.shape:
+            raise ValueError(f"Expected an array of shape {tuple(old.shape)}, got {new.shape}.")
+        with torch.no_grad():
+            old.copy_(new)
+        self._log_z = LogZ()
+
+    return property(get, assign, doc=doc)
 
 
 @shared_docs
@@ -52,6 +115,13 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         10,000 steps, ``"auto"`` is the one of 64, 256 and 16 with which held-out rows are most
         likely after a part of the epochs; otherwise it is 256, as in `BernoulliRBM`. See
         `n_components_`.
+    hidden : "binary", Subspace or SpikeSlab, default="binary"
+        Hidden units: independent bits; ``Subspace(n_subspace=4, features="gates")``, gates with a
+        subspace of units each (:class:`skebm.estimators.Subspace`, the model of
+        :class:`SubspaceRBM`); or ``SpikeSlab(features="spikes")``, which change the covariance of
+        real columns (:class:`skebm.estimators.SpikeSlab`, the model of :class:`SpikeSlabRBM`).
+        Parameters can be searched over by ``hidden__<name>``. What these units take and what
+        ``"auto"`` is for them is on their pages.
     learning_rate : float or "auto", default="auto"
         Learning rate. ``"auto"``: 0.1 (0.3 if the base is a tree), decaying linearly to a
         hundredth of that; or L-BFGS with a line search, if learning is exact and
@@ -170,9 +240,14 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     components_ : ndarray of shape (n_components, n_visible)
         Weights W, a read-only view; to change it, assign a whole array, as for the biases. With
         categorical or Gaussian units the `n_visible` entries are the bits, followed by one entry
-        for each level of a category, and by the real columns.
+        for each level of a category, and by the real columns. Of shape (n_components, n_subspace,
+        n_visible) with subspaces.
     intercept_hidden_, intercept_visible_ : ndarray of shape (n_components,) and (n_visible,)
-        Biases c and b, in addition to those of the base if not all units are Bernoulli units.
+        Biases c and b, in addition to those of the base if not all units are Bernoulli units. With
+        subspaces there are, instead of c, `intercept_gates_` (n_components,) and `intercept_units_`
+        (n_components, n_subspace).
+    slab_mean_, log_precision_, filters_ : ndarray
+        Of spikes and slabs alone, see :class:`SpikeSlabRBM`.
     h_samples_ : ndarray of shape (n_chains, n_components)
         Hidden units of the persistent chains; for the other rules, draws from the model.
     <<log_partition, offset_>>
@@ -196,11 +271,13 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         Columns of Bernoulli units that were scaled, their minima and ranges; only if all units are
         Bernoulli units.
     sampler_, energy_, net_ : Sampler, BernoulliRBM or MixedRBM, EnergyNet
-        The sampler, the energy as a torch module, and the skorch net.
+        The sampler, the energy as a torch module (a SubspaceEnergy or SpikeSlabEnergy of other
+        hidden units), and the skorch net.
     n_features_in_, feature_names_in_ : int, ndarray of shape (n_features,)
 
     See Also
     --------
+    SubspaceRBM, SpikeSlabRBM : The same models with the defaults that suit them.
     DeepBeliefNetwork : RBMs on top of each other.
     sklearn.neural_network.BernoulliRBM : PCD-1 without a likelihood.
 
@@ -253,17 +330,34 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     """
 
     _reads_files = True
-    _parameter_constraints: dict = methods.CONSTRAINTS | {
+    _parameter_constraints: dict = DENSITY_CONSTRAINTS | {
         "n_components": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
+        "hidden": [StrOptions({"binary"}), HiddenLayer],
+        "learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
+        "learning": [StrOptions({"auto", "pcd", "cd", "exact", *LOCAL_RULES})],
+        "chains": [ChainPolicy, None],
+        "base": [StrOptions({"auto", *COLUMN_BASES}), Distribution],
+        "centering": [Centering, StrOptions({"auto"}), None],
+        "penalty": [Penalty, None],
+        "optimizer": [SGD, None],
+        "visible": [StrOptions({"auto", "bernoulli"})],
+        "categorical_features": [StrOptions({"from_dtype"}), "array-like", None],
         "rescale": [StrOptions({"auto"}), Options(bool, {False})],
     }
-    _configs = methods.CONFIGS
+    _configs = {
+        "sampler": lambda value, names: Gibbs(),
+        "centering": lambda value, names: Centering(),
+        "penalty": lambda value, names: Penalty(),
+        "optimizer": lambda value, names: SGD(),
+        "early_stopping": lambda value, names: EarlyStopping(),
+    }
     _blueprint: RBMBlueprint
 
     def __init__(
         self,
         n_components="auto",
         *,
+        hidden="binary",
         learning_rate="auto",
         batch_size="auto",
         n_iter="auto",
@@ -288,6 +382,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         net_params=None,
     ):
         self.n_components = n_components
+        self.hidden = hidden
         self.learning_rate = learning_rate
         self.batch_size = batch_size
         self.n_iter = n_iter
@@ -311,33 +406,50 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         self.dtype = dtype
         self.net_params = net_params
 
-    _config_of = methods.config_of
+    def _config_of(self, owner: str, value: Any, names: set[str]) -> Any:
+        """The object that None or a string stands for; chains are those of the learning rule."""
+        if owner != "chains":
+            return super()._config_of(owner, value, names)
+        kind = FromData if self.learning == "cd" else Persistent
+        return kind(n_steps=self._hidden.kind.n_steps)
+
+    # ---------------------------------------------------------------- hidden units
+
+    @property
+    def _hidden(self) -> HiddenLayer:
+        """The parameter `hidden` as an object."""
+        return self.hidden if isinstance(self.hidden, HiddenLayer) else BinaryLayer()
+
+    @property
+    def _kind(self) -> type[HiddenUnits]:
+        """Kind of the hidden units of the model, or of the next one if there is none."""
+        fitted = self.__sklearn_is_fitted__()
+        return type(self._blueprint.units) if fitted else self._hidden.kind
 
     # ---------------------------------------------------------------- hooks of the base class
 
     def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
-        return {"accept_sparse": "csr", "ensure_all_finite": "allow-nan"}
+        kind = self._hidden.kind if reset else self._kind
+        sparse = {"accept_sparse": "csr"} if kind.takes_bits else {}
+        return sparse | {"ensure_all_finite": "allow-nan"}
 
     def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
         """Validated X, its categories as codes, nan where missing."""
         kwargs |= {"reset": reset, "min_samples": min_samples}
-        return validate_coded(self, X, super()._validate, Coding.learn, **kwargs)
+        return validate_coded(self, X, super()._validate, self._hidden.coding, **kwargs)
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> UnitIntervalTable | ColumnTable:
-        return learn_columns(self, X, weight, rescale=self.rescale, advice=RESCALE_ADVICE)
+        return self._hidden.table(self, X, weight)
 
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
     ) -> RBMBlueprint:
         return designed(self, rows, table, before, streaming=streaming)
 
-    def _units(self, n: int) -> BinaryUnits:
-        """Hidden units, n of them."""
-        return BinaryUnits(n)
-
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = tags.input_tags.allow_nan = True
+        tags.input_tags.sparse = self._hidden.kind.takes_bits
+        tags.input_tags.allow_nan = True
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
 
@@ -345,37 +457,116 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     def _n_features_out(self) -> int:
         return self._blueprint.units.n_features
 
-    # ---------------------------------------------------------------- missing entries
+    # ---------------------------------------------------------------- energies and likelihoods
 
     def _energies(self, rows: Rows, *, likely: bool = False) -> np.ndarray:
-        """Energies of rows, of their known entries where others are missing."""
+        """Energies of rows; missing entries are summed out."""
         known = rows.known_entries()
         if known is None:
             return super()._energies(rows, likely=likely)
-        return methods.energies_of_known(self, rows, known, likely=likely)
+        found, complete = np.empty(len(rows)), known.all(1)
+        if complete.any():
+            some = rows.subset(complete.nonzero().ravel())
+            some.known = None
+            found[complete.cpu().numpy()] = super()._energies(some, likely=likely)
+        sums, _, _ = self._sums_over_missing(rows, known, ~complete)
+        found[~complete.cpu().numpy()] = -sums
+        return found
 
-    log_marginal = methods.log_marginal
+    def log_marginal(self, X: Any) -> LogLikelihoods:
+        r"""Log-likelihood of the known entries of each row, with its error.
 
-    # ---------------------------------------------------------------- methods
+        The values are those of `score_samples`: log p(x) for complete rows, and
+        :math:`\log \sum_{x_{missing}} p(x)` (an integral over real columns) for others. A value is
+        exact, up to log Z, if the row has few completions or the model few hidden states.
+        Otherwise it is estimated by annealing from the base given the known entries, and is low on
+        average by about half of the squared standard error.
 
-    transform, pseudo_likelihood = methods.transform, methods.pseudo_likelihood
-    reconstruct, gibbs, denoise = methods.reconstruct, methods.gibbs, methods.denoise
-    sample, impute = methods.sample, methods.impute
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+            NaN marks missing entries.
 
-    def joint_energy(self, X: Any, H: Any) -> np.ndarray:
-        r"""Energy of rows with given states of the hidden units, E(x, h), in nats.
+        Returns
+        -------
+        LogLikelihoods
+            ``std_error`` and ``exact`` are of the sums over missing entries. The ends are two
+            standard errors away, with the pessimistic log Z at the lower one.
+        """
+        rows = self._rows(X)
+        value = np.empty(len(rows))
+        error, exact = np.zeros(len(rows)), np.ones(len(rows), dtype=bool)
+        known = rows.known_entries()
+        complete = np.ones(len(rows), bool) if known is None else known.all(1).cpu().numpy()
+        if complete.any():
+            index = torch.as_tensor(complete.nonzero()[0], device=rows.device)
+            value[complete] = -super()._energies(rows.subset(index), likely=True)
+        if known is not None:
+            found = self._sums_over_missing(rows, known, ~known.all(1))
+            value[~complete], error[~complete], exact[~complete] = found
+        log_prob = value - self.log_partition_
+        lower = value - self._log_partition().pessimistic - 2 * error
+        return LogLikelihoods(log_prob, error, lower, log_prob + 2 * error, exact)
 
-        .. math:: \sum_h e^{-E(x, h)} = e^{-E(x)}
+    def _sums_over_missing(self, rows: Rows, known: Tensor, some: Tensor) -> tuple[np.ndarray, ...]:
+        """log of the sum of exp(-E) over missing entries of some rows, in the units of the data."""
+        energy, table, index = self.energy_, self._blueprint.table, some.nonzero().ravel()
+        generator = torch.Generator(known.device).manual_seed(self.net_.seed_)
+        base = self._blueprint.partition_input("base", energy, self.net_, known)
+        found = log_sums(energy, base, rows.take(index), known[index], table.groups, generator)
+        parts = found.value, found.std_error, found.exact
+        value, error, exact = (part.cpu().numpy() for part in parts)
+        return value - table.log_volumes(known[index].cpu().numpy()), error, exact
+
+    def _complete_rows(self, X: Any, method: str) -> Rows:
+        """Rows of new X; `ValueError` for missing entries."""
+        rows = self._rows(X)
+        if rows.has_missing():
+            raise ValueError(
+                f"X contains NaN, and {method} needs complete rows: call impute first."
+            )
+        return rows
+
+    @available_if(_takes_bits)
+    def pseudo_likelihood(self, X: Any) -> np.ndarray:
+        """Pseudo-log-likelihood of each row, summed exactly over all columns.
+
+        The sum over columns of log p(x_i given the other columns), in nats. It is neither a lower
+        nor an upper bound of log p(x).
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+
+        References
+        ----------
+        Besag (1975), "Statistical analysis of non-lattice data", The Statistician 24(3).
+        """
+        rows = self._complete_rows(X, "pseudo_likelihood")
+        energy = self._blueprint.scoring_energy(self.energy_)
+        return self._blueprint.proper_score(rows, energy).double().numpy()
+
+    def joint_energy(self, X: Any, H: Any, S: Any = None) -> np.ndarray:
+        r"""Energy of rows with given states of the hidden layer, E(x, h) or E(x, h, s), in nats.
+
+        .. math:: \sum_h e^{-E(x, h)} = e^{-E(x)}, \qquad \sum_{h, s} e^{-E(x, h, s)} = e^{-E(x)}
 
         with E(x) the :meth:`energy`, in the same units. For binary columns with independent bases
-        it is :math:`-h^\top W x - b^\top x - c^\top h`.
+        and binary hidden units it is :math:`-h^\top W x - b^\top x - c^\top h`. Slabs are
+        integrated out.
 
         Parameters
         ----------
         X : {array-like, sparse matrix} of shape (n_samples, n_features)
             Without missing entries.
         H : array-like of shape (n_samples, n_components)
-            States of the hidden units, 0 or 1, for each row.
+            States of the hidden units, gates or spikes, 0 or 1, for each row.
+        S : array-like of shape (n_samples, n_components, n_subspace) or None, default=None
+            States of the units of the gates, 0 or 1; with subspaces alone, which need them.
 
         Returns
         -------
@@ -387,21 +578,364 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         theory".
         """
         check_is_fitted(self)
-        rows = methods.complete_rows(self, X, "joint_energy")
-        H = methods.checked_states(H, "H", (len(rows), self._n_features_out))
-        field = self._map(rows, lambda energy, x: energy.hidden_field(x))
-        log_odds = field[:, : self._n_features_out].double().numpy()
-        free: np.ndarray = self._energies(rows)
-        return free + np.logaddexp(0, log_odds).sum(1) - (H * log_odds).sum(1)
+        rows, units = self._complete_rows(X, "joint_energy"), self._blueprint.units
+        states = units.states(H, S, len(rows))
+        field = self._map(rows, lambda energy, x: energy.hidden_field(x).flatten(1))
+        free = self._energies(rows)
+        return units.joint_energy(self.energy_, free, field.double().numpy(), *states)
+
+    # ---------------------------------------------------------------- features
+
+    @by_blocks
+    def transform(self, X: Any) -> np.ndarray:
+        """Means of the hidden units given x: p(h_j = 1 given x) of binary units.
+
+        With ``hidden=Subspace()`` they are the probabilities of the gates, with ``features="all"``
+        followed by those of their units, gate by gate; units of a gate that is off are on with
+        probability 1/2. With ``hidden=SpikeSlab()`` they are the probabilities of the spikes, with
+        ``features="slabs"`` the means of the slabs times their spikes.
+
+        For a row with missing entries they are conditional on its known entries, and estimated by a
+        mean over Gibbs chains with a fixed seed.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_components)
+            In the precision of X. With units of gates there are n_components * (1 + n_subspace)
+            columns.
+        """
+        check_is_fitted(self)
+        X = self._validate(X)
+        rows, n, means = self._rows_of(X), self._n_features_out, self._blueprint.units.means
+        found: np.ndarray = self._map(rows, means)[:, :n].numpy().astype(X.dtype, copy=False)
+        known = rows.known_entries()
+        if known is not None:
+            index = (~known.all(1)).nonzero().ravel()
+            generator = torch.Generator(known.device).manual_seed(self.net_.seed_)
+            energy, x = self.energy_, rows.take(index)
+            how = known[index], N_MEAN_STEPS, generator, means
+            averages, _ = hidden_means(energy, energy.base, x, *how)
+            found[index.cpu().numpy()] = averages[:, :n].cpu().numpy()
+        return found
+
+    @as_given(means=True)
+    def reconstruct(self, X: Any) -> np.ndarray:
+        """Mean-field reconstruction: mean of x given the conditional mean of h given x.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_features)
+            In the units of the data.
+        """
+        rows = self._complete_rows(X, "reconstruct")
+        mean = self._map(rows, lambda energy, x: energy.reconstruct(x))
+        return self._blueprint.table.invert(mean[:, : rows.n_columns])
+
+    # ---------------------------------------------------------------- rows of the model
+
+    @as_given
+    def gibbs(self, v: Any) -> np.ndarray:
+        """Take one Gibbs step from v: draw h given v, then v given h.
+
+        Parameters
+        ----------
+        v : array-like of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_features)
+            Booleans as in scikit-learn; in the units of the data if columns were scaled.
+        """
+        rows = self._complete_rows(v, "gibbs")
+        generator = self._generator(self.random_state_)
+        state, _ = self._blueprint.layer_sampler.kernel.run(
+            self.energy_, rows.block(0, len(rows)), 1, generator
+        )
+        table = self._blueprint.table
+        if not isinstance(table, UnitIntervalTable) or len(table.scaling.columns):
+            return table.invert(state.x)
+        return state.x.cpu().numpy().astype(bool)
+
+    def sample(
+        self,
+        n_samples: int = 1,
+        random_state: Any = None,
+        *,
+        temperature: float = 1.0,
+        n_steps: int = 1000,
+    ) -> np.ndarray:
+        r"""Draw rows from the model, the marginal of :math:`p(x, h)^{1/T}` normalised.
+
+        Samples are exact and independent if the states can be enumerated (at most 1e7 terms).
+        Otherwise they are the final states of Gibbs chains of `n_steps` steps, and approximate if
+        the chains have not converged. The chains start from the persistent chains or training rows;
+        for temperatures other than 1, from draws of the base, or from uniform rows if there is
+        none.
+
+        Parameters
+        ----------
+        n_samples : int, default=1
+        random_state : int, RandomState instance or None, default=None
+            None draws from NumPy's global generator.
+        temperature : float, default=1.0
+            T > 0, by which the energy of both layers, E(x, h), is divided: above 1 rows are more
+            random, below 1 they are closer to the most probable ones. Temperatures other than 1
+            raise `ValueError` if the base has latent classes, whose powers have no closed form.
+        n_steps : int, default=1000
+            Number of Gibbs steps of the chains, if they are needed.
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_features)
+            In the units of the data.
+        """
+        check_is_fitted(self)
+        whole_number("n_samples", n_samples, 1)
+        n_numbers = n_samples * self.energy_.domain.n_columns
+        check_memory(f"n_samples={n_samples}", n_numbers, torch.float64)
+        whole_number("n_steps", n_steps, 1)
+        check_temperature(temperature)
+        return self._blueprint.table.invert(
+            self._draw(n_samples, self._generator(random_state), n_steps, temperature)
+        )
+
+    def _draw(
+        self, n: int, generator: torch.Generator, n_steps: int = 1000, temperature: float = 1.0
+    ) -> Tensor:
+        """Rows of the model at a temperature, exact if the states can be enumerated."""
+        reference = torch.as_tensor(self._reference).to(self.energy_.weight)
+        starts = starts_of(self.energy_, self._blueprint, self.net_, reference)
+        how: dict[str, Any] = {"n_steps": n_steps, "temperature": temperature}
+        return draw_visible(
+            self.energy_, self._blueprint.layer_sampler, starts, n, generator, **how
+        )
+
+    @as_given
+    def impute(
+        self,
+        X: Any,
+        random_state: Any = None,
+        *,
+        how: str = "sample",
+        n_draws: int | None = None,
+        n_steps: int = 200,
+    ) -> Any:
+        """Replace missing entries by draws from the model given the known entries, or their means.
+
+        The draws come from block Gibbs sampling with the known entries clamped, and are
+        approximate because the chains are finite. A row without known entries becomes a sample of
+        the model.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+            NaN marks missing entries.
+        random_state : int, RandomState instance or None, default=None
+            None draws from NumPy's global generator.
+        how : {"sample", "mean", "mode"}, default="sample"
+            ``"sample"``: the imputations of a row are a joint draw, as in multiple imputation.
+            ``"mean"``: the mean of a number and the probability of a bit, which have the least
+            squared error; the most probable level of a category. ``"mode"``: the more probable
+            value of a bit as well.
+        n_draws : int >= 1 or None, default=None
+            Number of imputed tables; with ``how="sample"`` only. None returns a single table, not
+            in a list.
+        n_steps : int, default=200
+            Gibbs steps; means are taken over the second half.
+
+        Returns
+        -------
+        ndarray or data frame of shape (n_samples, n_features), or a list of `n_draws` of these
+            A data frame with the index, columns and types of X if X is one, otherwise an array.
+            Known entries are unchanged. In frames, columns of integers and booleans are rounded.
+        """
+        check_is_fitted(self)
+        whole_number("n_steps", n_steps, 1)
+        if how not in ("sample", "mean", "mode"):
+            raise ValueError(f'how must be "sample", "mean" or "mode", got {how!r}.')
+        if n_draws is not None:
+            whole_number("n_draws", n_draws, 1)
+            if how != "sample":
+                raise ValueError(f'n_draws={n_draws} is for how="sample": there is one {how}.')
+        X = self._validate(X)
+        rows, generator = self._rows_of(X), self._generator(random_state)
+        made = [self._completions(rows, generator, how, n_steps) for _ in range(n_draws or 1)]
+        table = self._blueprint.table
+        found = [table.filled(X, x) for x in made]
+        return found[0] if n_draws is None else found
+
+    def _completions(
+        self, rows: Rows, generator: torch.Generator, how: str, n_steps: int
+    ) -> Tensor:
+        """Rows of the energy with their missing entries filled in."""
+        blocks = []
+        for start in range(0, len(rows), BLOCK):
+            x = rows.block(start, start + BLOCK)
+            blocks.append(imputed(self.energy_, self._blueprint, x, how, n_steps, generator).cpu())
+        return torch.cat(blocks)
+
+    @available_if(_has_bits_only)
+    @as_given(means=True)
+    def denoise(
+        self, X: Any, noise_level: float = 0.1, random_state: Any = None, *, n_steps: int = 200
+    ) -> np.ndarray:
+        r"""Posterior mean of the clean row, if each bit was flipped with probability `noise_level`.
+
+        The posterior :math:`p(x \mid \tilde x)` is the same RBM with visible biases shifted by
+        :math:`(2 \tilde x - 1) \log\frac{1 - \epsilon}{\epsilon}`; its mean is the Bayes-optimal
+        denoiser under the model. The mean is estimated by averaging p(x given h) over the second
+        half of `n_steps` Gibbs steps, without bias if the chains have converged by then.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+        noise_level : float in (0, 0.5), default=0.1
+            Probability that a bit was flipped.
+        random_state : int, RandomState instance or None, default=None
+            None draws from NumPy's global generator.
+        n_steps : int, default=200
+            Gibbs steps.
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_features)
+            Probabilities; in the units of the data if columns were scaled.
+        """
+        if not 0 < noise_level < 0.5:
+            raise ValueError(f"noise_level must lie in (0, 0.5), got {noise_level}.")
+        whole_number("n_steps", n_steps, 1)
+        rows = self._complete_rows(X, "denoise")
+        generator, energy = self._generator(random_state), self.energy_
+        strength = float(np.log((1 - noise_level) / noise_level))
+        blocks = []
+        for start in range(0, len(rows), BLOCK):
+            x = rows.block(start, start + BLOCK)
+            posterior = Tilted(energy, strength * (2 * x - 1))
+            blocks.append(_posterior_mean(posterior, x, n_steps, generator).cpu())
+        return self._blueprint.table.invert(torch.cat(blocks))
 
     # ---------------------------------------------------------------- fitted attributes
 
-    components_ = methods.parameter("weight", "Weights W, (n_components, n_features).")
-    intercept_hidden_ = methods.parameter("hidden_bias", "Hidden biases c, (n_components,).")
-    intercept_visible_ = methods.parameter("visible_bias", "Visible biases b, (n_features,).")
-    h_samples_, sampler_, scaling_ = methods.h_samples_, methods.sampler_, methods.scaling_
-    base_, base_name_, base_reason_ = methods.base_, methods.base_name_, methods.base_reason_
-    n_components_, n_chains_ = methods.n_components_, methods.n_chains_
-    learning_, learning_rate_ = methods.learning_, methods.learning_rate_
-    batch_size_, centered_ = methods.batch_size_, methods.centered_
-    precondition_ = methods.precondition_
+    components_ = _array("components_", "Weights W, (n_components, n_features).")
+    intercept_visible_ = _array("intercept_visible_", "Visible biases b, (n_features,).")
+    intercept_hidden_ = _array("intercept_hidden_", "Hidden biases c, (n_components,).")
+    intercept_gates_ = _array("intercept_gates_", "Biases c of the gates, (n_components,).")
+    intercept_units_ = _array("intercept_units_", "Biases D, (n_components, n_subspace).")
+    slab_mean_ = _array("slab_mean_", "Means mu of the slabs, (n_components,).")
+    log_precision_ = _array("log_precision_", "Logarithms tau, (n_features,).")
+
+    @property
+    def filters_(self) -> np.ndarray:
+        """The direction in which each unit moves rows, in the units of X, (H, n_features)."""
+        check_is_fitted(self)
+        return self._blueprint.units.filters(self.energy_, self._blueprint.table)
+
+    @property
+    def h_samples_(self) -> np.ndarray:
+        """Hidden units of the persistent chains, (n_chains, n_components).
+
+        If the chains keep no hidden units, these are drawn with a fixed seed; if the rule has no
+        chains, the visible rows are drawn from the model as well.
+        """
+        x, state = chain_rows(self.net_), self.net_.state_
+        if x is not None and type(self.sampler_) is Gibbs and state.chain.aux is not None:
+            return state.chain.aux.cpu().numpy()
+        generator = torch.Generator(self.energy_.weight.device).manual_seed(self.net_.seed_)
+        if x is None:
+            x = self._draw(self.n_chains_, generator)
+        with torch.no_grad():
+            return self.energy_.hidden(x).sample(generator).cpu().numpy()
+
+    @property
+    def base_(self) -> Distribution:
+        """The fitted base."""
+        check_is_fitted(self)
+        return self._blueprint.base
+
+    @property
+    def base_name_(self) -> str:
+        """Name of the base."""
+        check_is_fitted(self)
+        return self._blueprint.base_name or "given"
+
+    @property
+    def n_components_(self) -> int:
+        """Number of hidden units."""
+        check_is_fitted(self)
+        return self._blueprint.n_hidden
+
+    @property
+    def base_reason_(self) -> str:
+        """Why this base was chosen, and this number of hidden units where rows chose it."""
+        check_is_fitted(self)
+        return self._blueprint.base_reason
+
+    @property
+    def scaling_(self) -> MinMax:
+        """Columns that were scaled to [0, 1], their minima and ranges."""
+        check_is_fitted(self)
+        table = self._blueprint.table
+        if not isinstance(table, UnitIntervalTable):
+            raise AttributeError("There is no scaling_: real columns are Gaussian units.")
+        return table.scaling
+
+    @property
+    def sampler_(self) -> Sampler:
+        """Sampler of the chains."""
+        check_is_fitted(self)
+        return self._blueprint.chain_sampler
+
+    @property
+    def learning_(self) -> str:
+        """Learning rule in use."""
+        return self._blueprint.learning
+
+    @property
+    def learning_rate_(self) -> float:
+        """Initial learning rate; nan with L-BFGS."""
+        plan = self._blueprint
+        return float("nan") if plan.line_search else plan.plan.learning_rate
+
+    @property
+    def batch_size_(self) -> int:
+        """Rows per step."""
+        return self._blueprint.plan.batch_size
+
+    @property
+    def n_chains_(self) -> int:
+        """Number of persistent chains."""
+        chains = self._blueprint.chains
+        return int(chains.n_chains or 0) if isinstance(chains, Persistent) else self.batch_size_
+
+    @property
+    def centered_(self) -> bool:
+        """Whether the gradient is centred."""
+        return self._blueprint.centering is not None
+
+    @property
+    def precondition_(self) -> float:
+        """Exponent of the variances by which the gradient is divided."""
+        centering = self._blueprint.centering
+        return 0.0 if centering is None else centering.precondition
+
+
+def _posterior_mean(
+    energy: BipartiteEnergy, x: Tensor, n_steps: int, generator: torch.Generator
+) -> Tensor:
+    """Mean of x under a bipartite energy, from conditional means along a Gibbs chain from x."""
+    total, burn_in = torch.zeros_like(x), n_steps // 2
+    with torch.no_grad():
+        for step in range(n_steps):
+            conditional = energy.visible(energy.hidden(x).sample(generator))
+            x = conditional.sample(generator)
+            if step >= burn_in:
+                total += conditional.mean
+    return total / (n_steps - burn_in)

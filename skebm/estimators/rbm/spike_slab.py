@@ -1,37 +1,29 @@
-"""Spike-and-slab restricted Boltzmann machine as a scikit-learn estimator."""
+"""Hidden units that change the covariance of rows, spikes with slabs, and the RBM of them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from torch import Tensor
 
-from skebm._validation import Interval, StrOptions, check_is_fitted
-from skebm.base import Domain, Penalty
+from skebm._validation import StrOptions
+from skebm.base import Domain
 from skebm.distributions import Distribution, Gaussian
 from skebm.energies import SpikeSlabEnergy
 from skebm.energies.rbm.mixed import MAX_LOG_PRECISION
 from skebm.energies.rbm.spike_slab import MAX_PRECISION
 from skebm.estimators._docs import shared_docs
-from skebm.estimators.base import DENSITY_CONSTRAINTS, BaseDensity
-from skebm.estimators.rbm import methods
-from skebm.estimators.rbm.blueprint import HiddenUnits, RBMBlueprint, designed
-from skebm.estimators.tables.columns import Coding, ColumnTable
+from skebm.estimators.base import assign_parameters
+from skebm.estimators.rbm.estimator import RBMEstimator
+from skebm.estimators.rbm.hidden import HiddenLayer, HiddenUnits
+from skebm.estimators.tables.columns import ColumnTable
 from skebm.estimators.tables.table import Table, check_known, learn_units
-from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
-from skebm.training import SGD, EarlyStopping
-from skebm.training.rows import Rows
-from skebm.training.streams import by_blocks
-
-if TYPE_CHECKING:
-    from skebm.training.engine import EnergyNet
+from skebm.objectives import Centering
 
 # Learning rate and hidden bias: on digits rates of 0.03 and 0.05 end alike, and from 0.05 on chains
 # do not follow the steps half-way; with spikes that are rarely on at first (-2) held-out rows gain
@@ -57,6 +49,15 @@ class SlabUnits(HiddenUnits):
     """
 
     features: str
+    name = "spikes and slabs"
+    arrays: ClassVar[dict[str, str]] = {
+        "components_": "weight",
+        "intercept_hidden_": "hidden_bias",
+        "slab_mean_": "slab_mean",
+        "intercept_visible_": "visible_bias",
+        "log_precision_": "log_precision",
+    }
+    takes_bits = False
     centers = False
     n_steps = N_STEPS
 
@@ -108,9 +109,106 @@ class SlabUnits(HiddenUnits):
 
         return score
 
+    def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
+        found = {}
+        if "rescale" in asked:
+            found["rescale"] = f"{self.name} take all columns as numbers"
+        if isinstance(asked.get("centering"), Centering):
+            found["centering"] = f"the gradient of {self.name} is not centred"
+        return found
+
+    def means(self, energy: SpikeSlabEnergy, x: Tensor) -> Tensor:
+        return energy.slabs(x) if self.features == "slabs" else super().means(energy, x)
+
+    def filters(self, energy: SpikeSlabEnergy, table: Table) -> np.ndarray:
+        assert isinstance(table, ColumnTable)
+        moved = energy.frame.rows(energy.weight.detach()) - energy.frame.centre
+        found: np.ndarray = moved.double().cpu().numpy() * table.units.scale
+        return found
+
+
+class SpikeSlab(HiddenLayer):
+    r"""Hidden units that change the covariance of rows, as ``RBMEstimator(hidden=SpikeSlab())``.
+
+    .. math::
+        E(x, h) = -\log q_\tau(x) - b^\top u
+            + \sum_i \Bigl[\tfrac{1 - h_i}2 z_i^2 - h_i (c_i + \mu_i z_i)\Bigr],
+            \qquad z_i = W_i^\top u
+
+    as in :class:`skebm.SpikeSlabRBM`. All columns are treated as numbers: columns of categories,
+    sparse X and ``visible="bernoulli"`` raise `ValueError`. The parameter `base` is then
+    ``"gaussian"`` (``"auto"`` is the same), ``"independent"`` or a
+    :class:`skebm.distributions.Gaussian`, `learning` is ``"pcd"`` or ``"cd"``, and the gradient is
+    not centred. By default chains take 5 Gibbs steps, and the learning rate is 0.03.
+
+    Parameters
+    ----------
+    features : {"spikes", "slabs"}, default="spikes"
+        What `transform` returns: the probability that each spike is on, or the mean of each slab
+        times its spike, :math:`p(h_i = 1 \mid x)\, (\mu_i + z_i)`.
+
+    References
+    ----------
+    Courville, Bergstra and Bengio (2011), "A spike and slab restricted Boltzmann machine", AISTATS.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skebm import RBMEstimator
+    >>> from skebm.estimators import SpikeSlab
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(100, 2)) * rng.choice([0.2, 2.0], size=(100, 1))
+    >>> model = RBMEstimator(3, hidden=SpikeSlab(), n_iter=5, random_state=0).fit(X)
+    >>> model.base_name_, model.slab_mean_.shape
+    ('gaussian', (3,))
+    """
+
+    kind = SlabUnits
+    _parameter_constraints: dict = {"features": [StrOptions({"spikes", "slabs"})]}
+
+    def __init__(self, *, features="spikes"):
+        self.features = features
+
+    def units(self, n: int) -> SlabUnits:
+        return SlabUnits(n, self.features)
+
+    def base(self, asked: Any) -> Any:
+        """The parameter `base`; `ValueError` for others than normal distributions."""
+        if not isinstance(asked, Gaussian) and asked not in ("auto", "gaussian", "independent"):
+            raise ValueError(
+                f'base={asked!r} is not for {self}: it takes "gaussian", "independent" or a '
+                "skebm.distributions.Gaussian."
+            )
+        return "gaussian" if isinstance(asked, str) and asked == "auto" else asked
+
+    def coding(self, X: Any, asked: Any) -> None:
+        """None; `ValueError` that names the columns of categories."""
+        coding = super().coding(X, asked)
+        if coding is not None:
+            names = [coding.names[j] for j in coding.levels]
+            raise ValueError(
+                f"Columns {names} hold categories, and spikes and slabs take numbers alone: drop "
+                "them, encode them as numbers, or use RBMEstimator with binary hidden units, which "
+                "takes them as they are."
+            )
+
+    def table(self, estimator: Any, X: Any, weight: np.ndarray | None) -> ColumnTable:
+        """Real columns, all of them."""
+        if estimator.visible != "auto":
+            raise ValueError(
+                f"visible={estimator.visible!r} is not for {self}, which takes all columns as "
+                'numbers: use visible="auto", or hidden="binary".'
+            )
+        given = getattr(estimator, "feature_names_in_", None)
+        names = [f"x{j}" for j in range(X.shape[1])] if given is None else [str(n) for n in given]
+        check_known(X, names)
+        # In C order, as another memory layout would change the rounding.
+        units = learn_units(np.ascontiguousarray(X), weight, True, None, names)
+        return ColumnTable(None, [], [], [], units, list(range(X.shape[1])), names)
+
 
 @shared_docs
-class SpikeSlabRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensity):
+class SpikeSlabRBM(RBMEstimator):
     r"""Spike-and-slab restricted Boltzmann machine: hidden units change the covariance of rows.
 
     .. math::
@@ -264,25 +362,18 @@ class SpikeSlabRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     (1000, 4)
     """
 
-    _reads_files = True
-    _parameter_constraints: dict = DENSITY_CONSTRAINTS | {
-        "n_components": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
-        "features": [StrOptions({"spikes", "slabs"})],
-        "learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
+    _parameter_constraints: dict = {
+        name: kinds
+        for name, kinds in RBMEstimator._parameter_constraints.items()
+        if name not in ("hidden", "centering", "visible", "categorical_features", "rescale")
+    } | {
         "learning": [StrOptions({"auto", "pcd", "cd"})],
-        "chains": [ChainPolicy, None],
         "base": [StrOptions({"gaussian", "independent"}), Gaussian],
-        "penalty": [Penalty, None],
-        "optimizer": [SGD, None],
+        **SpikeSlab._parameter_constraints,
     }
-    _configs = {
-        "chains": lambda value, names: Persistent(n_steps=N_STEPS),
-        "sampler": lambda value, names: Gibbs(),
-        "penalty": lambda value, names: Penalty(),
-        "optimizer": lambda value, names: SGD(),
-        "early_stopping": lambda value, names: EarlyStopping(),
-    }
-    _blueprint: RBMBlueprint
+    # Not parameters: all columns are numbers, and those of categories are found and refused.
+    visible, categorical_features = "auto", "from_dtype"
+    features: str
 
     def __init__(
         self,
@@ -308,133 +399,8 @@ class SpikeSlabRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         dtype="float32",
         net_params=None,
     ):
-        self.n_components = n_components
-        self.features = features
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.n_iter = n_iter
-        self.verbose = verbose
-        self.random_state = random_state
-        self.learning = learning
-        self.chains = chains
-        self.base = base
-        self.penalty = penalty
-        self.optimizer = optimizer
-        self.early_stopping = early_stopping
-        self.warm_start = warm_start
-        self.contamination = contamination
-        self.partition = partition
-        self.sampler = sampler
-        self.device = device
-        self.dtype = dtype
-        self.net_params = net_params
-
-    def _config_of(self, owner: str, value: Any, names: set[str]) -> Any:
-        if owner == "chains" and self.learning == "cd":
-            return FromData(n_steps=N_STEPS)
-        return super()._config_of(owner, value, names)
-
-    # ---------------------------------------------------------------- hooks of the base class
-
-    def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
-        return {"ensure_all_finite": "allow-nan"}
-
-    def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
-        """Validated X, nan where missing; `ValueError` that names columns of categories."""
-        if reset and not (isinstance(X, np.ndarray) and X.dtype.kind in "biuf"):
-            coding = Coding.learn(X, "from_dtype")
-            if coding is not None:
-                names = [coding.names[j] for j in coding.levels]
-                raise ValueError(
-                    f"Columns {names} hold categories, and SpikeSlabRBM takes numbers alone: drop "
-                    "them, encode them as numbers, or use RBMEstimator, which takes them as they "
-                    "are."
-                )
-        return super()._validate(X, reset=reset, min_samples=min_samples, **kwargs)
-
-    def _learn_table(self, X: Any, weight: np.ndarray | None) -> ColumnTable:
-        """Real columns, all of them."""
-        given = getattr(self, "feature_names_in_", None)
-        names = [f"x{j}" for j in range(X.shape[1])] if given is None else [str(n) for n in given]
-        check_known(X, names)
-        # In C order, as another memory layout would change the rounding.
-        units = learn_units(np.ascontiguousarray(X), weight, True, None, names)
-        return ColumnTable(None, [], [], [], units, list(range(X.shape[1])), names)
-
-    def _design(
-        self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
-    ) -> RBMBlueprint:
-        return designed(self, rows, table, before, streaming=streaming)
-
-    def _units(self, n: int) -> SlabUnits:
-        """Hidden units, n of them."""
-        return SlabUnits(n, self.features)
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
-        return tags
+        assign_parameters(self, locals())
 
     @property
-    def _n_features_out(self) -> int:
-        return self._blueprint.n_hidden
-
-    def _energies(self, rows: Rows, *, likely: bool = False) -> np.ndarray:
-        """Energies of rows, of their known entries where others are missing."""
-        known = rows.known_entries()
-        if known is None:
-            return super()._energies(rows, likely=likely)
-        return methods.energies_of_known(self, rows, known, likely=likely)
-
-    # ---------------------------------------------------------------- methods
-
-    log_marginal, reconstruct = methods.log_marginal, methods.reconstruct
-    sample, impute = methods.sample, methods.impute
-
-    @by_blocks
-    def transform(self, X: Any) -> np.ndarray:
-        """Probabilities of the spikes, or means of the slabs: see `features`.
-
-        For a row with missing entries they are conditional on its known entries, and estimated by a
-        mean over Gibbs chains with a fixed seed.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-
-        Returns
-        -------
-        ndarray of shape (n_samples, n_components)
-            In the precision of X.
-        """
-        check_is_fitted(self)
-        units = self._blueprint.units
-        assert isinstance(units, SlabUnits)
-        if units.features == "slabs":
-            return methods.features(self, X, SpikeSlabEnergy.slabs)
-        return methods.features(self, X)
-
-    # ---------------------------------------------------------------- fitted attributes
-
-    components_ = methods.parameter("weight", "Weights W, (n_components, n_features).")
-    intercept_hidden_ = methods.parameter("hidden_bias", "Biases c, (n_components,).")
-    slab_mean_ = methods.parameter("slab_mean", "Means mu of the slabs, (n_components,).")
-    intercept_visible_ = methods.parameter("visible_bias", "Biases b, (n_features,).")
-    log_precision_ = methods.parameter("log_precision", "Logarithms tau, (n_features,).")
-
-    @property
-    def filters_(self) -> np.ndarray:
-        """The direction in which each unit moves rows, in the units of X, (H, n_features)."""
-        check_is_fitted(self)
-        energy, table = self.energy_, self._blueprint.table
-        assert isinstance(table, ColumnTable)
-        moved = energy.frame.rows(energy.weight.detach()) - energy.frame.centre
-        found: np.ndarray = moved.double().cpu().numpy() * table.units.scale
-        return found
-
-    h_samples_, base_, base_name_ = methods.h_samples_, methods.base_, methods.base_name_
-    n_components_, base_reason_ = methods.n_components_, methods.base_reason_
-    sampler_, learning_ = methods.sampler_, methods.learning_
-    learning_rate_, batch_size_ = methods.learning_rate_, methods.batch_size_
-    n_chains_ = methods.n_chains_
+    def _hidden(self) -> SpikeSlab:
+        return SpikeSlab(features=self.features)

@@ -1,34 +1,26 @@
-"""Subspace restricted Boltzmann machine as a scikit-learn estimator."""
+"""Hidden units in subspaces, each behind a gate, and the RBM of them."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from torch import Tensor
 
-from skebm._validation import Interval, StrOptions, check_is_fitted
+from skebm._validation import Interval, StrOptions
 from skebm.base import Binary, Domain, Objective
 from skebm.base.domains import enumeration_cost
 from skebm.distributions import Distribution
 from skebm.energies import MixedRBM, SubspaceEnergy
 from skebm.estimators._docs import shared_docs
-from skebm.estimators.base import BaseDensity, validate_coded
-from skebm.estimators.rbm import methods
-from skebm.estimators.rbm.blueprint import HiddenUnits, RBMBlueprint, designed
-from skebm.estimators.tables.columns import Coding, ColumnTable, learn_columns
-from skebm.estimators.tables.table import Table, UnitIntervalTable
+from skebm.estimators.base import assign_parameters
+from skebm.estimators.rbm.estimator import RBMEstimator
+from skebm.estimators.rbm.hidden import HiddenLayer, HiddenUnits, hidden_states
 from skebm.objectives import Centering, EnumeratedLikelihood, Penalty
-from skebm.training.rows import Rows
-from skebm.training.streams import by_blocks
-
-if TYPE_CHECKING:
-    from skebm.training.engine import EnergyNet
 
 # Initial log-odds of gates and of the units of open ones. On binarised Frey faces held-out rows
 # gain 112 nats over the base with these, and 102 with units that are on in half of the rows; a
@@ -53,6 +45,14 @@ class SubspaceUnits(HiddenUnits):
 
     n_subspace: int
     features: str
+    name = "subspaces"
+    arrays: ClassVar[dict[str, str]] = {
+        "components_": "subspaces",
+        "intercept_gates_": "gate_bias",
+        "intercept_units_": "unit_bias",
+        "intercept_visible_": "visible_bias",
+    }
+    usual = 64
     centers_likelihood = False
 
     @property
@@ -84,9 +84,79 @@ class SubspaceUnits(HiddenUnits):
         visible_bias.sub_(weight.sum(0), alpha=float(on))
         torch.mv(weight, mean, out=unit_bias).neg_().add_(UNIT_BIAS)
 
+    def states(self, H: Any, S: Any, n_rows: int) -> tuple[np.ndarray, ...]:
+        """States of the gates and of their units; `ValueError` for others than 0 and 1."""
+        if S is None:
+            raise ValueError("S must hold the states of the units of each gate.")
+        shape = (n_rows, self.n, self.n_subspace)
+        return hidden_states(H, "H", shape[:2]), hidden_states(S, "S", shape)
+
+    def joint_energy(
+        self, energy: Any, free: np.ndarray, field: np.ndarray, *states: np.ndarray
+    ) -> np.ndarray:
+        gate, unit = states
+        field = field.reshape(unit.shape)
+        inside = np.logaddexp(0, field).sum(2)
+        gate_bias = energy.gate_bias.detach().cpu().numpy()
+        logits = inside - self.n_subspace * np.log(2) + gate_bias
+        log_gate = gate * logits - np.logaddexp(0, logits)
+        log_open = (unit * field).sum(2) - inside
+        log_unit = np.where(gate > 0, log_open, -self.n_subspace * np.log(2))
+        found: np.ndarray = free - (log_gate + log_unit).sum(1)
+        return found
+
+
+class Subspace(HiddenLayer):
+    r"""Hidden units in subspaces, each behind a gate, as ``RBMEstimator(hidden=Subspace())``.
+
+    .. math::
+        E(x, h, s) = -b^\top x - c^\top h - \sum_j h_j \sum_k s_{jk} (D_{jk} + W_{jk}^\top x)
+
+    as in :class:`skebm.SubspaceRBM`. `n_components` is then the number of gates h, which is 64 if
+    it is ``"auto"`` and the rows do not choose it. A sparsity target in `penalty` raises
+    `ValueError`, and the gradient of the exact likelihood is not centred.
+
+    Parameters
+    ----------
+    n_subspace : int, default=4
+        Number of units of each gate, K.
+    features : {"gates", "all"}, default="gates"
+        What `transform` returns: p(h_j = 1 | x) alone, or p(s_jk = 1 | x) as well.
+
+    References
+    ----------
+    Tomczak and Gonczarek (2017), "Learning invariant features using subspace restricted Boltzmann
+    machine", Neural Processing Letters 45.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skebm import RBMEstimator
+    >>> from skebm.estimators import Subspace
+    >>> X = np.random.default_rng(0).integers(0, 2, (100, 6))
+    >>> model = RBMEstimator(2, hidden=Subspace(n_subspace=3), n_iter=5, random_state=0).fit(X)
+    >>> model.components_.shape
+    (2, 3, 6)
+    >>> model.set_params(hidden__features="all").fit(X).transform(X).shape
+    (100, 8)
+    """
+
+    kind = SubspaceUnits
+    _parameter_constraints: dict = {
+        "n_subspace": [Interval(Integral, 1, None, closed="left")],
+        "features": [StrOptions({"gates", "all"})],
+    }
+
+    def __init__(self, n_subspace=4, *, features="gates"):
+        self.n_subspace = n_subspace
+        self.features = features
+
+    def units(self, n: int) -> SubspaceUnits:
+        return SubspaceUnits(n, int(self.n_subspace), self.features)
+
 
 @shared_docs
-class SubspaceRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensity):
+class SubspaceRBM(RBMEstimator):
     r"""Subspace restricted Boltzmann machine: hidden units in subspaces, each behind a gate.
 
     .. math::
@@ -241,14 +311,16 @@ class SubspaceRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensity
     (2, 64)
     """
 
-    _reads_files = True
-    _parameter_constraints: dict = methods.CONSTRAINTS | {
+    _parameter_constraints: dict = {
+        name: kinds
+        for name, kinds in RBMEstimator._parameter_constraints.items()
+        if name not in ("hidden", "rescale")
+    } | {
         "n_components": [Interval(Integral, 1, None, closed="left")],
-        "n_subspace": [Interval(Integral, 1, None, closed="left")],
-        "features": [StrOptions({"gates", "all"})],
+        **Subspace._parameter_constraints,
     }
-    _configs = methods.CONFIGS
-    _blueprint: RBMBlueprint
+    n_subspace: int
+    features: str
 
     def __init__(
         self,
@@ -278,142 +350,8 @@ class SubspaceRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensity
         dtype="float32",
         net_params=None,
     ):
-        self.n_components = n_components
-        self.n_subspace = n_subspace
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.n_iter = n_iter
-        self.verbose = verbose
-        self.random_state = random_state
-        self.learning = learning
-        self.chains = chains
-        self.base = base
-        self.centering = centering
-        self.penalty = penalty
-        self.optimizer = optimizer
-        self.visible = visible
-        self.categorical_features = categorical_features
-        self.features = features
-        self.early_stopping = early_stopping
-        self.warm_start = warm_start
-        self.contamination = contamination
-        self.partition = partition
-        self.sampler = sampler
-        self.device = device
-        self.dtype = dtype
-        self.net_params = net_params
-
-    _config_of = methods.config_of
-
-    # ---------------------------------------------------------------- hooks of the base class
-
-    def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
-        return {"accept_sparse": "csr", "ensure_all_finite": "allow-nan"}
-
-    def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
-        """Validated X, its categories as codes, nan where missing."""
-        kwargs |= {"reset": reset, "min_samples": min_samples}
-        return validate_coded(self, X, super()._validate, Coding.learn, **kwargs)
-
-    def _learn_table(self, X: Any, weight: np.ndarray | None) -> UnitIntervalTable | ColumnTable:
-        return learn_columns(self, X, weight)
-
-    def _design(
-        self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
-    ) -> RBMBlueprint:
-        return designed(self, rows, table, before, streaming=streaming)
-
-    def _units(self, n: int) -> SubspaceUnits:
-        """Hidden units, n gates of them."""
-        return SubspaceUnits(n, int(self.n_subspace), self.features)
-
-    def _energies(self, rows: Rows, *, likely: bool = False) -> np.ndarray:
-        """Energies of rows, of their known entries where others are missing."""
-        known = rows.known_entries()
-        if known is None:
-            return super()._energies(rows, likely=likely)
-        return methods.energies_of_known(self, rows, known, likely=likely)
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = tags.input_tags.allow_nan = True
-        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
-        return tags
+        assign_parameters(self, locals())
 
     @property
-    def _n_features_out(self) -> int:
-        return self._blueprint.units.n_features
-
-    # ---------------------------------------------------------------- methods
-
-    log_marginal, pseudo_likelihood = methods.log_marginal, methods.pseudo_likelihood
-    reconstruct, gibbs, denoise = methods.reconstruct, methods.gibbs, methods.denoise
-    sample, impute = methods.sample, methods.impute
-
-    @by_blocks
-    def transform(self, X: Any) -> np.ndarray:
-        """Probability that each gate is on, p(h_j = 1 given x), and optionally each unit.
-
-        For a row with missing entries it is the probability given the known entries, estimated by a
-        mean over Gibbs chains with a fixed seed.
-
-        Parameters
-        ----------
-        X : {array-like, sparse matrix} of shape (n_samples, n_features)
-
-        Returns
-        -------
-        ndarray of shape (n_samples, n_components) or (n_samples, n_components * (1 + n_subspace))
-            The gates, with ``features="all"`` followed by the units, gate by gate; in the precision
-            of X. Units of a gate that is off are on with probability 1/2.
-        """
-        return methods.features(self, X)
-
-    def joint_energy(self, X: Any, H: Any, S: Any) -> np.ndarray:
-        r"""Energy of rows with given states of the hidden layer, E(x, h, s), in nats.
-
-        .. math:: \sum_{h, s} e^{-E(x, h, s)} = e^{-E(x)}
-
-        with E(x) the :meth:`energy`, in the same units.
-
-        Parameters
-        ----------
-        X : {array-like, sparse matrix} of shape (n_samples, n_features)
-            Without missing entries.
-        H : array-like of shape (n_samples, n_components)
-            States of the gates, 0 or 1.
-        S : array-like of shape (n_samples, n_components, n_subspace)
-            States of their units, 0 or 1.
-
-        Returns
-        -------
-        ndarray of shape (n_samples,)
-        """
-        check_is_fitted(self)
-        rows, units = methods.complete_rows(self, X, "joint_energy"), self._blueprint.units
-        assert isinstance(units, SubspaceUnits)
-        shape = (len(rows), units.n, units.n_subspace)
-        gate = methods.checked_states(H, "H", shape[:2])
-        unit = methods.checked_states(S, "S", shape)
-        found = self._map(rows, lambda energy, x: energy.hidden_field(x).flatten(1))
-        field = found.double().numpy().reshape(shape)
-        inside = np.logaddexp(0, field).sum(2)
-        logits = inside - units.n_subspace * np.log(2) + self.intercept_gates_
-        log_gate = gate * logits - np.logaddexp(0, logits)
-        log_open = (unit * field).sum(2) - inside
-        log_unit = np.where(gate > 0, log_open, -units.n_subspace * np.log(2))
-        free: np.ndarray = self._energies(rows)
-        return free - (log_gate + log_unit).sum(1)
-
-    # ---------------------------------------------------------------- fitted attributes
-
-    components_ = methods.parameter("subspaces", "Weights W, (H, K, n_visible).")
-    intercept_gates_ = methods.parameter("gate_bias", "Biases c of the gates, (n_components,).")
-    intercept_units_ = methods.parameter("unit_bias", "Biases D, (n_components, n_subspace).")
-    intercept_visible_ = methods.parameter("visible_bias", "Visible biases b, (n_visible,).")
-    h_samples_, sampler_, scaling_ = methods.h_samples_, methods.sampler_, methods.scaling_
-    base_, base_name_, base_reason_ = methods.base_, methods.base_name_, methods.base_reason_
-    n_components_, n_chains_ = methods.n_components_, methods.n_chains_
-    learning_, learning_rate_ = methods.learning_, methods.learning_rate_
-    batch_size_, centered_ = methods.batch_size_, methods.centered_
-    precondition_ = methods.precondition_
+    def _hidden(self) -> Subspace:
+        return Subspace(self.n_subspace, features=self.features)

@@ -64,7 +64,6 @@ from skebm.estimators.sequences.table import (
 )
 from skebm.estimators.tables.bases import COLUMN_BASES, check_base_stays, check_power
 from skebm.estimators.tables.columns import (
-    RESCALE_ADVICE,
     Coding,
     fit_table_base,
     learn_columns,
@@ -401,7 +400,7 @@ class TemporalRBM(
         return X
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> SequenceTable:
-        visible = learn_columns(self, X, weight, rescale=self.rescale, advice=RESCALE_ADVICE)
+        visible = learn_columns(self, X, weight)
         d, n_hidden = visible.domain.n_columns, int(self.n_components)
         n_numbers = (self.order + 1.0) * (d + 1) * (d + n_hidden) + float(n_hidden) ** 2
         check_memory(f"order={self.order} with {d} columns", 4 * n_numbers, torch.float32)

@@ -33,7 +33,7 @@ FAMILIES = (
     "skebm.estimators.base.Blueprint",
     "skebm.estimators.boltzmann.hopfield.Memory",
     "skebm.estimators.neural.blueprint.Rule",
-    "skebm.estimators.rbm.blueprint.HiddenUnits",
+    "skebm.estimators.rbm.hidden.HiddenUnits",
     "skebm.estimators.tables.table.Table",
 )
 # Values that models hold and that belong to no family.

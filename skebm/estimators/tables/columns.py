@@ -500,7 +500,7 @@ RESCALE_ADVICE = " (rescale=False raises an error instead)"
 
 
 def learn_columns(
-    estimator: Any, X: Any, weight: np.ndarray | None, *, rescale: Any = "auto", advice: str = ""
+    estimator: Any, X: Any, weight: np.ndarray | None
 ) -> UnitIntervalTable | ColumnTable:
     """The columns of validated X, according to the parameter `visible` of an estimator.
 
@@ -510,18 +510,17 @@ def learn_columns(
     Parameters
     ----------
     estimator : object
-        Has the attributes `visible`, `_coding` and, for frames, `feature_names_in_`.
+        Has the attributes `visible`, `_coding` and, for frames, `feature_names_in_`. If it has
+        `rescale`, which says what to do with values outside [0, 1] of probabilities of bits, the
+        warning of scaled columns names it; they are scaled otherwise.
     X : {ndarray, sparse matrix} of shape (n_samples, n_features)
     weight : ndarray of shape (n_samples,) or None
-    rescale : {"auto", False}, default="auto"
-        Treatment of values outside [0, 1] if columns are probabilities of bits.
-    advice : str, default=""
-        Text that is added to the warning of columns that are scaled.
     """
     names = getattr(estimator, "feature_names_in_", None)
     bits = estimator.visible == "bernoulli" or sp.issparse(X)
     if estimator._coding is None and (bits or in_unit_interval(X)):
-        return UnitIntervalTable.learn(X, rescale, names, advice)
+        advice = RESCALE_ADVICE if hasattr(estimator, "rescale") else ""
+        return UnitIntervalTable.learn(X, getattr(estimator, "rescale", "auto"), names, advice)
     return ColumnTable.learn(X, weight, estimator._coding, names)
 
 

@@ -25,6 +25,7 @@ KEPT = (
     "edges",
     "flow",
     "given",
+    "hidden",
     "label_order",
     "n_bridges",
     "network",
