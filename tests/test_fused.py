@@ -8,12 +8,12 @@ from skorch.callbacks import Callback
 
 from skebm import RBMEstimator
 from skebm.base import Batch, Centering, ChainState
-from skebm.distributions import ChowLiuTree
 from skebm.energies import BernoulliRBM
 from skebm.objectives import ContrastiveDivergence, Penalty
 from skebm.objectives.contrastive.fused import FusedPCD
 from skebm.objectives.contrastive.negative_phase import ContrastiveState
-from skebm.samplers import FromData, Gibbs, Persistent
+from skebm.samplers import Gibbs, Persistent
+from skebm.training import SGD
 from tests.oracle import seeded
 
 D, H, M, RATE = 7, 5, 6, 0.3
@@ -86,31 +86,6 @@ def test_chains_are_drawn_from_the_conditionals():
     assert (by_unit.abs() < 4.5 * 0.25 / m**0.5).all()
 
 
-@pytest.mark.parametrize(
-    ("settings", "applies"),
-    [
-        ({}, True),
-        ({"chains": Persistent(n_chains=M, n_steps=2)}, False),
-        ({"chains": FromData(n_steps=1)}, False),
-        ({"sampler": Gibbs(n_collapsed=2)}, False),
-        ({"penalty": Penalty(l2=0.1)}, False),
-        ({"clip_norm": 1.0}, False),
-    ],
-    ids=str,
-)
-def test_other_settings_take_general_steps(settings, applies):
-    model = objective(**settings)
-    state = model.start(Batch(bits(seeded(0), 9, D)), seeded(0))
-    assert (model.fused_steps(state, 3, seeded(0)) is not None) == applies
-
-
-def test_a_base_that_is_no_field_takes_general_steps():
-    x = bits(seeded(0), 50, D)
-    energy = BernoulliRBM(D, H, generator=seeded(1), dtype=DOUBLE, base=ChowLiuTree.fit(x))
-    model = ContrastiveDivergence(energy, Gibbs(), Persistent(n_chains=M, n_steps=1))
-    assert model.fused_steps(model.start(Batch(x), seeded(0)), 3, seeded(0)) is None
-
-
 def table(n=300):
     generator = np.random.default_rng(0)
     group = generator.integers(0, 2, (n, 2)).repeat(3, 1)
@@ -148,6 +123,29 @@ def test_likelihoods_are_those_of_general_steps():
     assert not np.array_equal(fast.components_, general.components_)  # other random numbers
     assert abs(fast.score(X) - general.score(X)) < 0.05
     assert np.array_equal(fast.components_, fitted(X).components_)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"chains": Persistent(n_steps=2)},
+        {"learning": "cd"},
+        {"sampler": Gibbs(n_collapsed=2)},
+        {"penalty": Penalty(l2=0.1)},
+        {"penalty": Penalty(sparsity_target=0.1, sparsity_cost=1.0)},
+        {"base": "chow-liu"},
+        {"optimizer": SGD(momentum=0.5)},
+    ],
+    ids=str,
+)
+def test_what_fused_steps_leave_out_is_done_by_general_ones(params, monkeypatch):
+    """A fit is the same where there are no fused steps at all."""
+    found = fitted(table(100), **params | {"n_iter": 3})
+    monkeypatch.setattr(ContrastiveDivergence, "fused_steps", lambda *args: None)
+    general = fitted(table(100), **params | {"n_iter": 3})
+    np.testing.assert_array_equal(found.components_, general.components_)
+    plain = fitted(table(100), n_iter=3)
+    assert not np.array_equal(found.components_, plain.components_)
 
 
 def test_ctrl_c_leaves_the_weights_of_its_moment(monkeypatch):

@@ -174,7 +174,7 @@ def scores_of(estimator, X):
     Those of a classifier of frames are log-probabilities, as most have no likelihood of frames.
     """
     if isinstance(estimator, GatedRBM):
-        return estimator.score_samples(X, X[..., ::-1])
+        return estimator.score_samples(X, np.asarray(X)[..., ::-1])
     if isinstance(estimator, TemporalRBMClassifier):
         return estimator.predict_log_proba(X).max(1)
     return estimator.score_samples(X)

@@ -276,6 +276,29 @@ def test_arrays_are_refused_or_work(cls, data):
     assert_finite_or_refused(unfitted(cls), X, y)
 
 
+KINDS = {
+    "float64": lambda X: X,
+    "float32": lambda X: X.astype(np.float32),
+    "columns first": np.asfortranarray,
+    "list": lambda X: X.tolist(),
+    "objects": lambda X: X.astype(object),
+    "read only": lambda X: np.broadcast_to(X, X.shape),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("cls", CASES)
+def test_plain_arrays_are_not_refused(cls, kind):
+    """What the other tests allow to be refused is not everything."""
+    X = KINDS[kind](BITS if cls is RBMEstimator else REALS)
+    model = unfitted(cls).fit(X, classes(np.array(X, float)) if has_classes(cls) else X)
+    assert np.isfinite(scores_of(model, X)).all()
+
+
+def has_classes(cls):
+    return issubclass(cls, ClassifierMixin)
+
+
 @fuzzed
 @given(data=st.data())
 @pytest.mark.parametrize("cls", CASES)
