@@ -49,6 +49,7 @@ __all__ = [
     "as_numbers",
     "boolean_columns",
     "check_columns",
+    "check_constraints",
     "check_container",
     "check_is_fitted",
     "check_labels",
@@ -80,6 +81,13 @@ class Interval(constraints.Interval):
     def is_satisfied_by(self, val: Any) -> bool:
         """Whether a value is a number within the interval."""
         return not isinstance(val, bool | np.bool_) and bool(super().is_satisfied_by(val))
+
+
+def check_constraints(kinds: dict[str, Any], params: dict[str, Any], owner: str) -> None:
+    """Raise `InvalidParameterError` for values that are none of the kinds; `owner` has them."""
+    constraints.validate_parameter_constraints(
+        kinds, {name: params[name] for name in kinds}, caller_name=owner
+    )
 
 
 # Numbers of workers of joblib: those at the same time, or -1 for all, -2 for all but one.

@@ -23,7 +23,6 @@ from skebm.base import Real
 from skebm.distributions import Gaussian, GaussianMixture, Uniform
 from skebm.energies import MLP, Conv
 from skebm.estimators import Discrepancy, Likelihood, MixtureBase
-from skebm.estimators.neural.methods import chains_of
 from skebm.estimators.neural.sampling import starts
 from skebm.inspection import EnergyDisplay, TrainingDisplay
 from skebm.partition import ImportanceSampling
@@ -1142,7 +1141,7 @@ def test_a_base_that_is_far_away_is_no_place_to_start():
     model = density(**rooted, chains=still()).fit(X)
     with torch.no_grad():
         model.net_.module_.energy.network.last.fill_(100.0)
-    found = starts(model.energy_, chains_of(model), 64, torch.Generator().manual_seed(0))
+    found = starts(model.energy_, model._chains(), 64, torch.Generator().manual_seed(0))
     assert len(torch.unique(found, dim=0)) > 20
 
 

@@ -19,7 +19,7 @@ from skebm import FlowContrastiveDensity, NCEDensity
 from skebm.base import Batch, Real
 from skebm.distributions import Gaussian, NormalizingFlow
 from skebm.energies import MLP, Confined, NeuralEnergy, Spec
-from skebm.estimators.neural.flow_contrastive import flow_of
+from skebm.estimators.neural.objectives.flow_contrastive import flow_of
 from skebm.objectives import FlowContrastive
 from skebm.objectives.flow_contrastive import CHECK_EVERY, FlowState
 from skebm.training import AdamW

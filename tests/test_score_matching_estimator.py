@@ -1342,7 +1342,7 @@ def test_parameters_of_parameters_are_checked_before_any_work(monkeypatch):
     def worked(*args, **kwargs):
         raise AssertionError("a base was fitted")
 
-    monkeypatch.setattr("skebm.estimators.neural.score_matching.fit_real_bases", worked)
+    monkeypatch.setattr("skebm.estimators.neural.objectives.score_matching.fit_real_bases", worked)
     model = ScoreMatchingDensity(optimizer=AdamW(averaging=1.0))
     with pytest.raises(ValueError, match="'averaging' parameter of AdamW"):
         model.fit(np.random.default_rng(0).normal(size=(30, 2)))

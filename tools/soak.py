@@ -34,6 +34,7 @@ from skebm import (
     GatedRBM,
     JEMClassifier,
     NCEDensity,
+    NeuralDensity,
     RBMClassifier,
     RBMEstimator,
     ScoreMatchingDensity,
@@ -166,6 +167,12 @@ SETTINGS: dict[type, dict[str, dict[str, Any]]] = {
         "four-draws": {"noise_ratio": 4.0, **SHORT},
         "no-noise": {"sigma": None, **SHORT},
         "early-stopping": {"early_stopping": True, "n_iter": 20},
+    },
+    NeuralDensity: {
+        "defaults": {},
+        "score-matching": {"objective": "score_matching", **SHORT},
+        "noise-contrastive": {"objective": "nce", **SHORT},
+        "local": {"objective": "pseudo_likelihood", **SHORT},
     },
     FlowContrastiveDensity: {
         "defaults": {},

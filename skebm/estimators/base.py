@@ -342,6 +342,7 @@ def check_settings(estimator: Any) -> None:
     for value in estimator.get_params(deep=False).values():
         if hasattr(value, "_parameter_constraints"):
             value._validate_params()
+            check_settings(value)
 
 
 def assign_parameters(estimator: Any, given: dict[str, Any]) -> None:
@@ -371,14 +372,32 @@ def set_nested_params(estimator: Any, params: dict[str, Any]) -> None:
         setattr(estimator, owner, made)
 
 
+def set_by_name(estimator: Any, params: dict[str, Any], set_params: Callable[..., Any]) -> None:
+    """Set parameters by ``set_params(**params)``, those of objects after the objects.
+
+    Objects for ``<object>__<name>`` are created as by `set_nested_params`.
+    """
+    set_params(**{k: v for k, v in params.items() if "__" not in k})
+    nested = {k: v for k, v in params.items() if "__" in k}
+    set_nested_params(estimator, nested)
+    set_params(**nested)
+
+
 def asked_for(estimator: Any) -> dict[str, Any]:
-    """Parameters of an estimator that are not the defaults of its constructor."""
+    """Parameters of an estimator that are not the defaults of its constructor.
+
+    Those of an `objective` that is an object are among them, as ``objective__<name>``.
+    """
     known = inspect.signature(type(estimator).__init__).parameters
-    return {
+    found = {
         name: value
         for name, value in estimator.get_params(deep=False).items()
         if not _is_default(value, known[name].default)
     }
+    if isinstance(found.get("objective"), BaseEstimator):
+        inner = asked_for(found["objective"])
+        found |= {f"objective__{name}": value for name, value in inner.items()}
+    return found
 
 
 def _is_default(value: Any, default: Any) -> bool:
@@ -460,10 +479,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
         created first: ``sampler__step_size=0.1`` works without passing a sampler.
         """
         net = {name[5:]: params.pop(name) for name in list(params) if name.startswith("net__")}
-        super().set_params(**{k: v for k, v in params.items() if "__" not in k})
-        nested = {k: v for k, v in params.items() if "__" in k}
-        set_nested_params(self, nested)
-        super().set_params(**nested)
+        set_by_name(self, params, super().set_params)
         if net:
             check_net_params(net)
             self.net_params = {**(self.net_params or {}), **net}

@@ -34,6 +34,7 @@ from skebm import (
     DeepBoltzmannMachine,
     FlowContrastiveDensity,
     NCEDensity,
+    NeuralDensity,
     RBMEstimator,
     ScoreMatchingDensity,
     SpikeSlabRBM,
@@ -41,7 +42,18 @@ from skebm import (
 )
 from skebm.base import Categorical, LogPartition, PartitionEstimator
 from skebm.energies import MLP
-from skebm.estimators import Discrepancy, Likelihood, MixtureBase, Sliced, SpikeSlab, Subspace
+from skebm.estimators import (
+    ContrastiveDivergenceLearning,
+    Discrepancy,
+    FlowContrastiveEstimation,
+    Likelihood,
+    MixtureBase,
+    NoiseContrastiveEstimation,
+    ScoreMatching,
+    Sliced,
+    SpikeSlab,
+    Subspace,
+)
 from skebm.estimators.base import BaseDensity
 from skebm.objectives import Penalty
 from skebm.partition import Exact, ImportanceSampling
@@ -308,6 +320,32 @@ CASES = {
         "ranking": NCEDensity(**small, **few_draws, form="ranking", noise_ratio=3),
         "binary": NCEDensity(**against_noise),
         "one-hot": NCEDensity(**against_noise | {"domain": Categorical((3, 3))}),
+    },
+    # Each objective by name or as an object; the modes of each are those of its own estimator.
+    NeuralDensity: {
+        "likelihood": NeuralDensity(
+            **small,
+            objective=ContrastiveDivergenceLearning(chains=Persistent(n_steps=2)),
+            base="gaussian",
+        ),
+        "score_matching": NeuralDensity(**small, objective="score_matching", base="gaussian"),
+        "sliced": NeuralDensity(
+            **small, **few_draws, objective=ScoreMatching(form=Sliced(n_projections=2))
+        ),
+        "nce": NeuralDensity(
+            **small,
+            objective=NoiseContrastiveEstimation(noise_ratio=2),
+            base="mixture",
+            early_stopping=True,
+        ),
+        "flow_contrastive": NeuralDensity(
+            **small,
+            **few_draws,
+            objective=FlowContrastiveEstimation(flow="maf", n_flow_steps=3),
+            dtype="float64",
+        ),
+        "binary": NeuralDensity(**against_noise, objective="pseudo_likelihood"),
+        "binary-nce": NeuralDensity(**against_noise, objective="nce", partition=None),
     },
 }
 
@@ -609,6 +647,30 @@ KINDS[NCEDensity] = KINDS[ContrastiveDivergenceDensity]._replace(
         {"optimizer": AdamW(weight_decay=0.1)},
     ),
 )
+# Another objective is a parameter, too.
+KINDS[NeuralDensity] = KINDS[ContrastiveDivergenceDensity]._replace(
+    later=(
+        {"network": MLP((5, 5))},
+        {"dtype": "float32"},
+        {"dtype": "float64"},
+        {"objective": "exact"},
+        {"objective": "nce", "sampler": HMC()},
+        {"objective": "flow_contrastive"},
+        {"objective": ContrastiveDivergenceLearning(chains="data")},
+        {"sigma": 0.7, "standardize": False},
+        {"deconvolve": False},
+        {"early_stopping": True, "optimizer": AdamW(averaging=0.9)},
+    ),
+    going_on=(
+        {"dtype": "float64"},
+        {"sampler": HMC()},
+        {"objective": "score_matching"},
+        {"objective": "nce"},
+        {"base": "kernel"},
+        {"sigma": 0.7},
+        {"optimizer": AdamW(weight_decay=0.1)},
+    ),
+)
 DISCRETE = KINDS[ContrastiveDivergenceDensity]._replace(
     discrete=True,
     outputs=(),
@@ -655,6 +717,18 @@ NOISE_CONTRASTIVE = DISCRETE._replace(
     ),
 )
 
+NEURAL = DISCRETE._replace(
+    later=KINDS[NeuralDensity].later[:-2],
+    going_on=(
+        {"dtype": "float64"},
+        {"sampler": DiscreteLangevin()},
+        {"objective": "likelihood"},
+        {"objective": "nce"},
+        {"base": "independent"},
+    ),
+)
+OF_BITS = {NCEDensity: NOISE_CONTRASTIVE, NeuralDensity: NEURAL}
+
 INSTANCES = {
     f"{cls.__name__}-{name}": instance
     for cls, cases in CASES.items()
@@ -680,6 +754,7 @@ LEADS = [
         "gaussian-noise",
         "maf",
         "binary",
+        "likelihood",
     )
 ]
 # The first tier has one mode of each estimator, by enumeration and of bits too, of flows, which are
@@ -696,6 +771,7 @@ FIRST = [
     "ContrastiveDivergenceDensity-persistent",
     "ContrastiveDivergenceDensity-binary",
     "NCEDensity-gaussian-noise",
+    "NeuralDensity-score_matching",
 ]
 FLOW = "FlowContrastiveDensity-maf"
 FEW = ["RBMEstimator-pcd", "ContrastiveDivergenceDensity-persistent"]
@@ -739,7 +815,7 @@ def each_case_at(*batches):
 def kind(model):
     """What rows are decides, where an estimator takes several kinds."""
     domain = getattr(model, "domain", None)
-    discrete = NOISE_CONTRASTIVE if isinstance(model, NCEDensity) else DISCRETE
+    discrete = OF_BITS.get(type(model), DISCRETE)
     if type(model) is RBMEstimator and isinstance(model.hidden, SpikeSlab):
         spikes = KINDS[SpikeSlabRBM]
         return spikes._replace(later=(*KINDS[RBMEstimator].later, {"hidden__features": "slabs"}))
@@ -888,6 +964,12 @@ DEFAULTS = {
     ),
     "FlowContrastiveDensity": FlowContrastiveDensity(**smallest, flow="maf", n_flow_steps=1),
     "NCEDensity": NCEDensity(**smallest, noise="gaussian"),
+    "NeuralDensity": NeuralDensity(
+        **smallest,
+        objective=ContrastiveDivergenceLearning(chains=Persistent(n_steps=1)),
+        base="gaussian",
+        sampler=MALA(0.3),
+    ),
 }
 # The first tier has the checks of the quickest fit of each kind: latent units, bits, networks.
 CHECKED_FIRST = (

@@ -26,6 +26,7 @@ from skebm import (
     HopfieldMemory,
     JEMClassifier,
     NCEDensity,
+    NeuralDensity,
     ProductOfDensities,
     RBMClassifier,
     RBMEstimator,
@@ -128,6 +129,7 @@ CASES = {
         ContrastiveDivergenceDensity(**small), tables=("real", "binary")
     ),
     "NCEDensity": Case(NCEDensity(**small), tables=("real", "binary")),
+    "NeuralDensity": Case(NeuralDensity(**small, objective="nce"), tables=("real", "binary")),
     "FlowContrastiveDensity": Case(FlowContrastiveDensity(**small | {"n_iter": 1}, n_flow_steps=1)),
     "JEMClassifier": Case(JEMClassifier(**small), "predict_log_proba", ("real",), "class"),
     "ConditionalDensity": Case(ConditionalDensity(given=[0], **small)),
@@ -202,6 +204,7 @@ COPIES = {
     "GatedRBM": 0.1,
     ("ContrastiveDivergenceDensity", "binary"): 0.05,
     ("NCEDensity", "binary"): 0.05,
+    ("NeuralDensity", "binary"): 0.05,
     "HopfieldMemory": np.log(2) + 1e-6,
     # Columns of few values recur: each of their rows calibrates, and p-values have finer steps.
     ("EnergyOutlierDetector-conformal", "counts"): 0.2,
@@ -221,6 +224,7 @@ ORDER = {
     "ScoreMatchingDensity": 0.6,
     "ContrastiveDivergenceDensity": 0.1,
     "NCEDensity": 0.1,
+    "NeuralDensity": 0.1,
     "FlowContrastiveDensity": 0.3,
     "JEMClassifier": 1e-3,
     "ConditionalDensity": 1.0,

@@ -17,6 +17,7 @@ from skebm import (
     FlowContrastiveDensity,
     JEMClassifier,
     NCEDensity,
+    NeuralDensity,
     RBMEstimator,
     ScoreMatchingDensity,
     SpikeSlabRBM,
@@ -29,15 +30,20 @@ from skebm import (
 )
 from skebm.energies import MLP
 from skebm.estimators import (
+    ContrastiveDivergenceLearning,
     Discrepancy,
+    FlowContrastiveEstimation,
     Hybrid,
     Likelihood,
     MixtureBase,
+    NeuralObjective,
+    NoiseContrastiveEstimation,
+    ScoreMatching,
     Sliced,
     SpikeSlab,
     Subspace,
 )
-from skebm.estimators.base import BaseEBM, PartitionMixin
+from skebm.estimators.base import BaseEBM
 from skebm.objectives import Centering, Penalty
 from skebm.partition import AISBracket
 from skebm.samplers import (
@@ -56,8 +62,8 @@ from tests.discovery import walk
 from tools.trace_fit import own_classes
 
 MOST_PARAMETERS = 24  # as many as the largest estimator of scikit-learn has
-# Classes of skebm above an estimator, beside the mixin of all that have one log Z; and one more
-# where it is another public estimator with some of its parameters fixed.
+# Classes of skebm above an estimator, beside mixins; and one more where it is another public
+# estimator with some of its parameters fixed.
 MOST_ABOVE = 2
 
 
@@ -104,7 +110,7 @@ def test_the_public_estimators_are_all_here():
 @each_estimator
 def test_constructors_can_be_read(cls):
     assert len(cls._get_param_names()) <= MOST_PARAMETERS
-    above = [c for c in own_classes(cls)[1:] if c is not PartitionMixin]
+    above = [c for c in own_classes(cls)[1:] if not c.__name__.endswith("Mixin")]
     public_ones = [c for c in above if c in ESTIMATORS]
     assert len(above) <= MOST_ABOVE + len(public_ones), above
     assert len(public_ones) <= 1, above
@@ -159,6 +165,12 @@ def test_defaults_are_plain_values():
 # ------------------------------------------------------------------------------
 
 CD, SM, JEM = ContrastiveDivergenceDensity, ScoreMatchingDensity, JEMClassifier
+
+
+def neural(objective="contrastive_divergence"):
+    return NeuralDensity(objective=objective)
+
+
 STANDS_FOR = [
     (RBMEstimator(), "chains__n_steps", 3, Persistent(n_steps=3)),
     (RBMEstimator(learning="cd"), "chains__n_steps", 3, FromData(n_steps=3)),
@@ -200,6 +212,28 @@ STANDS_FOR = [
         Hybrid(form="joint", noisy=False),
     ),
     (JEM(), "chains__n_chains", 5, Persistent(n_chains=5)),
+    (neural("nce"), "objective__noise_ratio", 4, NoiseContrastiveEstimation(noise_ratio=4)),
+    (neural("flow_contrastive"), "objective__flow", "maf", FlowContrastiveEstimation(flow="maf")),
+    (neural("exact"), "objective__form", "sliced", ScoreMatching(form="sliced")),
+    (
+        neural("sliced"),
+        "objective__form__n_projections",
+        3,
+        ScoreMatching(form=Sliced(n_projections=3)),
+    ),
+    (
+        neural(),
+        "objective__chains__n_steps",
+        3,
+        ContrastiveDivergenceLearning(chains=Persistent(n_steps=3)),
+    ),
+    (
+        neural("score_matching"),
+        "sampler__n_leapfrog",
+        3,
+        HMC(n_leapfrog=3, adapt=True, scale="auto"),
+    ),
+    (neural("nce"), "sampler__step_size", 0.2, MALA(0.2, adapt=False, scale="auto")),
 ]
 
 
@@ -226,6 +260,7 @@ def test_the_object_that_a_default_stands_for_is_made(model, name, value, expect
 def test_every_parameter_that_takes_an_object_stands_for_one(cls):
     """A parameter of settings without a maker would ask for an object that users cannot guess."""
     settings = {AdamW, SGD, EarlyStopping, Likelihood, Hybrid, Sliced, Penalty, Centering}
+    settings |= {NeuralObjective}
     for owner, kinds in cls._parameter_constraints.items():
         if settings & {kind for kind in kinds if isinstance(kind, type)}:
             assert owner in cls._configs, owner

@@ -38,6 +38,7 @@ from skebm import (
     HopfieldMemory,
     JEMClassifier,
     NCEDensity,
+    NeuralDensity,
     ProductOfDensities,
     RBMClassifier,
     RBMEstimator,
@@ -95,6 +96,7 @@ CASES = {
     HopfieldMemory: (HopfieldMemory(random_state=0), 2 * BITS[:5] - 1),
     JEMClassifier: (JEMClassifier(**normal, **chains), REAL, LABELS),
     NCEDensity: (NCEDensity(**small, noise="gaussian"), REAL),
+    NeuralDensity: (NeuralDensity(**normal, objective="score_matching"), REAL),
     ProductOfDensities: (
         ProductOfDensities(
             [("kernels", TractableDensity("kernel")), ("normal", TractableDensity("gaussian"))],

@@ -43,7 +43,7 @@ from skebm.distributions import Distribution
 from skebm.estimators.base import (
     asked_for,
     restores_on_failure,
-    set_nested_params,
+    set_by_name,
     warn_without_effect,
 )
 from skebm.estimators.deep.bounds import (
@@ -235,10 +235,7 @@ class DeepBeliefNetwork(
     @restores_on_failure
     def set_params(self, **params: Any) -> DeepBeliefNetwork:
         """Set parameters by name, those of the RBMs by ``rbm__<name>``, even if `rbm` is None."""
-        super().set_params(**{k: v for k, v in params.items() if "__" not in k})
-        nested = {k: v for k, v in params.items() if "__" in k}
-        set_nested_params(self, nested)
-        super().set_params(**nested)
+        set_by_name(self, params, super().set_params)
         return self
 
     def _template(self) -> RBMEstimator:

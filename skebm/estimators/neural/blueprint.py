@@ -121,7 +121,8 @@ def _mala(value: Any, names: set[str]) -> Sampler:
     return MALA(adapt="step_size" not in names or "adapt" in names, scale="auto")
 
 
-def _hmc(value: Any, names: set[str]) -> Sampler:
+def hmc_of(value: Any, names: set[str]) -> Sampler:
+    """The same for objectives whose samples are drawn by HMC."""
     return HMC(n_leapfrog=5, adapt="step_size" not in names or "adapt" in names, scale="auto")
 
 
@@ -133,7 +134,6 @@ CONFIGS: dict[str, Callable[[Any, set[str]], Any]] = {
     "optimizer": lambda value, names: AdamW(),
     "early_stopping": lambda value, names: EarlyStopping(),
 }
-HMC_CONFIG: dict[str, Callable[[Any, set[str]], Any]] = {"sampler": _hmc}
 
 
 class Rule(abc.ABC):
@@ -147,11 +147,14 @@ class Rule(abc.ABC):
         Whether training is monitored on held-out rows.
     knows_noise : bool
         Whether the model is the density of rows with the noise of training.
+    levels : tuple of float or None
+        Smallest and largest noise level of an energy with several.
     """
 
     sampler: Sampler
     holds_out: bool = True
     knows_noise: bool = True
+    levels: tuple[float, float] | None = None
 
     @abc.abstractmethod
     def objective(self, energy: NeuralEnergy, sigma: Tensor | None) -> Objective:
@@ -548,10 +551,13 @@ def asks_for_bits(domain: Any) -> bool:
     return domain == "binary" or isinstance(domain, Binary)
 
 
-def accepted_input(estimator: Any, *, reset: bool) -> dict[str, Any]:
-    """Accept images for networks that may take them, and sparse X if rows may be binary."""
+def accepted_input(estimator: Any, domain: Any, *, reset: bool) -> dict[str, Any]:
+    """Accept images for networks that may take them, and sparse X if rows may be binary.
+
+    `domain` is the parameter of that name.
+    """
     if reset:
-        sparse = estimator.domain == "auto" or asks_for_bits(estimator.domain)
+        sparse = domain == "auto" or asks_for_bits(domain)
     else:
         sparse = isinstance(estimator._blueprint.table.domain, Binary)
     images = not isinstance(estimator.network, MLP | None)
@@ -570,10 +576,12 @@ def learn_column_table(
     return ColumnTable.learn(X, weight, coding, getattr(estimator, "feature_names_in_", None))
 
 
-def learn_any_table(estimator: Any, X: Any, weight: np.ndarray | None) -> FlatTable:
-    """Table of the columns of X, with the type given by `domain`."""
-    domain = choose_domain(X, estimator.domain, estimator.sampler, estimator.bounds)
-    kind: dict[str, Any] = {"bounds": estimator.bounds, "standardize": estimator.standardize}
+def learn_any_table(
+    estimator: Any, X: Any, weight: np.ndarray | None, *, domain: Any, bounds: Any
+) -> FlatTable:
+    """Table of the columns of X, with the type given by the parameters `domain` and `bounds`."""
+    domain = choose_domain(X, domain, estimator.sampler, bounds)
+    kind: dict[str, Any] = {"bounds": bounds, "standardize": estimator.standardize}
     table = FlatTable.learn(X, weight, domain=domain, **kind)
     if table.discrete:
         refuse_real_settings(estimator, domain)

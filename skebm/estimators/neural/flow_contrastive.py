@@ -2,81 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
 
-from skebm._validation import Interval, StrOptions, check_is_fitted, draw_seed
-from skebm.base import Sampler
-from skebm.distributions import Affine, Distribution, NormalizingFlow
-from skebm.distributions.transformed.flow import FLOWS
-from skebm.energies import MLP, NeuralEnergy, Spec, build_network
+from skebm._validation import check_is_fitted
+from skebm.distributions import Affine
 from skebm.estimators._docs import shared_docs
-from skebm.estimators.base import DENSITY_CONSTRAINTS, BaseDensity
-from skebm.estimators.neural import methods
-from skebm.estimators.neural.blueprint import (
-    CONFIGS,
-    NEURAL_CONSTRAINTS,
-    SIGMA,
-    NeuralBlueprint,
-    Rule,
-    confined,
-    network_of,
-    neural_plan,
-    reach_of,
-    sampler_of,
-)
-from skebm.estimators.tables.bases import Bases, fit_flow, noise_level
-from skebm.estimators.tables.table import FlatTable, Table
-from skebm.objectives import FlowContrastive
-from skebm.training.rows import Rows
-
-if TYPE_CHECKING:
-    from skebm.training.engine import EnergyNet
-
-# Optimizer steps by default, each as long as several of other objectives: what held-out rows gain
-# by the network they have gained by then (benchmarks/results/flow_steps.md).
-N_STEPS = 250
-
-
-@dataclass(frozen=True)
-class FlowRule(Rule):
-    """Flow contrastive estimation.
-
-    Attributes
-    ----------
-    sampler : Sampler
-    reach : float or None
-        Norm to which the network's input is clipped.
-    """
-
-    sampler: Sampler
-    reach: float | None
-
-    def network(self, config: Any, spec: Spec) -> nn.Module:
-        return confined(build_network(config, spec), self.reach)
-
-    def objective(self, energy: NeuralEnergy, sigma: Tensor | None) -> FlowContrastive:
-        base: Any = energy.base
-        return FlowContrastive(energy, base, sigma=sigma)
-
-    def proposal(self, energy: NeuralEnergy, net: EnergyNet) -> Distribution:
-        return flow_of(net)
-
-
-def flow_of(net: EnergyNet) -> NormalizingFlow:
-    """The trained flow, on standardised rows."""
-    trained: Any = net.module_
-    found: NormalizingFlow = trained.noise.frozen()
-    return found
+from skebm.estimators.neural.density import NeuralDensity, set_parameters
+from skebm.estimators.neural.objectives import FlowContrastiveEstimation
+from skebm.estimators.neural.objectives.flow_contrastive import flow_of
 
 
 @shared_docs
-class FlowContrastiveDensity(BaseDensity):
+class FlowContrastiveDensity(NeuralDensity):
     r"""Neural density by flow contrastive estimation, against an adversarial normalizing flow.
 
     .. math:: \min_{E, \log Z} \max_\phi \;
@@ -168,19 +107,7 @@ class FlowContrastiveDensity(BaseDensity):
     torch.Size([3, 2])
     """
 
-    _reads_files = True
-    _parameter_constraints: dict = {
-        name: kinds
-        for name, kinds in (DENSITY_CONSTRAINTS | NEURAL_CONSTRAINTS).items()
-        if name != "bounds"
-    } | {
-        "flow": [StrOptions(set(FLOWS)), nn.Module],
-        "n_flow_steps": [Interval(Integral, 1, None, closed="left")],
-        "flow_learning_rate": [Interval(Real, 0, None, closed="neither")],
-        "sigma": SIGMA,
-    }
-    _configs = CONFIGS
-    _blueprint: NeuralBlueprint
+    _kind = FlowContrastiveEstimation
 
     def __init__(
         self,
@@ -206,75 +133,9 @@ class FlowContrastiveDensity(BaseDensity):
         dtype="float32",
         net_params=None,
     ):
-        self.network = network
-        self.flow = flow
-        self.n_flow_steps = n_flow_steps
-        self.flow_learning_rate = flow_learning_rate
-        self.sampler = sampler
-        self.sigma = sigma
-        self.standardize = standardize
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.n_iter = n_iter
-        self.optimizer = optimizer
-        self.early_stopping = early_stopping
-        self.warm_start = warm_start
-        self.contamination = contamination
-        self.partition = partition
-        self.random_state = random_state
-        self.verbose = verbose
-        self.device = device
-        self.dtype = dtype
-        self.net_params = net_params
+        set_parameters(self, locals())
 
-    # ---------------------------------------------------------------- hooks of the base class
-
-    def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
-        return {"allow_nd": not isinstance(self.network, MLP | None)}  # others may take images
-
-    def _learn_table(self, X: Any, weight: np.ndarray | None) -> FlatTable:
-        return FlatTable.learn(X, weight, standardize=self.standardize)
-
-    def _design(
-        self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
-    ) -> NeuralBlueprint:
-        assert isinstance(table, FlatTable)
-        if before is None:
-            noise = None if self.sigma is None else noise_level(self.sigma, rows)
-            seed = draw_seed(self.random_state_)
-            flow = fit_flow(self.flow, rows, noise, seed, n_steps=self.n_flow_steps)
-            bases, reach = Bases(flow, flow), reach_of(flow, rows)
-            level = None if noise is None else noise.cpu().numpy()
-        else:
-            known: Any = self._blueprint
-            bases, reach, level = known.bases, known.rule.reach, known.noise
-        players = [
-            ("flow.*", {"lr": self.flow_learning_rate, "weight_decay": 0.0}),
-            ("shift", {"weight_decay": 0.0}),  # no decay of log Z
-        ]
-        settings = {"param_groups": players}
-        return NeuralBlueprint(
-            table=table,
-            plan=neural_plan(
-                self,
-                rows.n_table,
-                streaming=streaming,
-                n_steps=N_STEPS,
-                optimizer_settings=settings,
-            ),
-            rule=FlowRule(sampler_of(self, table.domain), reach),
-            network_config=network_of(self),
-            bases=bases,
-            noise=level,
-        )
-
-    # ---------------------------------------------------------------- methods
-
-    sample, impute, denoise = methods.sample, methods.impute, methods.denoise_real
-    score_function = methods.score_function
-    _score_and_laplacian = methods._score_and_laplacian
-    sampler_, sigma_, base_ = methods.sampler_, methods.sigma_, methods.base_
-    units_, row_shape_ = methods.units_, methods.row_shape_
+    # ---------------------------------------------------------------- the flow
 
     @property
     def flow_(self) -> Affine:

@@ -22,9 +22,8 @@ from skebm.base.sampler import whole_number
 from skebm.energies import ClassMarginal, NeuralEnergy, Spec, build_network
 from skebm.estimators import classifiers
 from skebm.estimators._docs import shared_docs
-from skebm.estimators.base import JOINT_CONSTRAINTS, BaseEBM, PartitionMixin
+from skebm.estimators.base import JOINT_CONSTRAINTS, BaseEBM
 from skebm.estimators.classifiers import class_weights, codes_of
-from skebm.estimators.neural import methods
 from skebm.estimators.neural.blueprint import (
     BASE,
     CONFIGS,
@@ -45,7 +44,13 @@ from skebm.estimators.neural.blueprint import (
     resolved_chains,
     sampler_of,
 )
-from skebm.estimators.neural.sampling import LEAST_CHAINS, Chains, draw_by_chains
+from skebm.estimators.neural.model import NeuralMixin
+from skebm.estimators.neural.sampling import (
+    LEAST_CHAINS,
+    Chains,
+    chains_at_temperature,
+    draw_by_chains,
+)
 from skebm.estimators.tables.table import FlatTable, Table
 from skebm.objectives import JointLikelihood
 from skebm.objectives.joint import FORMS, likeliest_power
@@ -227,7 +232,7 @@ class JointRule(ChainRule):
 
 
 @shared_docs
-class JEMClassifier(ClassifierMixin, PartitionMixin, BaseEBM):
+class JEMClassifier(ClassifierMixin, NeuralMixin, BaseEBM):
     r"""Joint energy-based model: a classifier whose logits also define a density of the rows.
 
     .. math:: p(x, y) = p(y \mid x)\, p(x) , \qquad
@@ -371,7 +376,6 @@ class JEMClassifier(ClassifierMixin, PartitionMixin, BaseEBM):
         "objective": lambda value, names: Hybrid(form=value),
         "chains": lambda value, names: POLICIES[value](),
     }
-    _blueprint: NeuralBlueprint
     _density_alone = "ContrastiveDivergenceDensity"
 
     def __init__(
@@ -434,10 +438,10 @@ class JEMClassifier(ClassifierMixin, PartitionMixin, BaseEBM):
     # ---------------------------------------------------------------- hooks of the base class
 
     def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
-        return accepted_input(self, reset=reset)
+        return accepted_input(self, self.domain, reset=reset)
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> FlatTable:
-        return learn_any_table(self, X, weight)
+        return learn_any_table(self, X, weight, domain=self.domain, bounds=self.bounds)
 
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
@@ -521,12 +525,6 @@ class JEMClassifier(ClassifierMixin, PartitionMixin, BaseEBM):
 
     # ---------------------------------------------------------------- density
 
-    impute, denoise = methods.impute, methods.denoise
-    score_function = methods.score_function
-    _score_and_laplacian = methods._score_and_laplacian
-    sampler_, sigma_, base_ = methods.sampler_, methods.sigma_, methods.base_
-    units_, row_shape_ = methods.units_, methods.row_shape_
-
     def sample(
         self,
         n_samples: int = 1,
@@ -565,12 +563,11 @@ class JEMClassifier(ClassifierMixin, PartitionMixin, BaseEBM):
             In the units of the data.
         """
         if y is None:
-            how = {"temperature": temperature, "given": given, "n_steps": n_steps}
-            return methods.sample(self, n_samples, random_state, **how)
+            return self._draw_rows(n_samples, random_state, temperature, given, n_steps)
         check_is_fitted(self)
         if given is not None:
             raise ValueError("Pass y or given: rows of a class are drawn as a whole.")
-        methods.check_n_samples(self, n_samples)
+        self._check_n_samples(n_samples)
         whole_number("n_steps", n_steps, 1)
         check_temperature(temperature)
         codes, generator = (
@@ -582,7 +579,7 @@ class JEMClassifier(ClassifierMixin, PartitionMixin, BaseEBM):
             here = codes == code
             n = int(here.sum())
             energy, chains = self._given_class(int(code))
-            chains = methods.chains_at_temperature(chains, energy, temperature)
+            chains = chains_at_temperature(chains, energy, temperature)
             drawn = draw_by_chains(energy, chains, max(n, LEAST_CHAINS), generator, n_steps)
             found[here] = self._blueprint.table.invert(drawn[:n])
         return found
@@ -599,7 +596,7 @@ class JEMClassifier(ClassifierMixin, PartitionMixin, BaseEBM):
         def weights(known: Tensor) -> Tensor:
             return (energy(known) - given(known)).double().softmax(0)
 
-        chains = methods.chains_of(self)
+        chains = self._chains()
         return given, chains._replace(proposal=given.base, weights=weights)
 
 

@@ -3,150 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
-import torch
 from scipy.special import expit
-from sklearn.exceptions import ConvergenceWarning
-from torch import Tensor, nn
 
-from skebm._validation import Interval, StrOptions, check_is_fitted, draw_seed, warn
-from skebm.base import Real as RealDomain
-from skebm.base import Sampler
-from skebm.distributions import Distribution, Gaussian, GaussianMixture, TruncatedGaussian
-from skebm.distributions.transformed.flow import FLOWS
-from skebm.energies import (
-    NeuralEnergy,
-    Spec,
-    Telescope,
-    Waymarks,
-    build_network,
-    fit_waymarks,
-)
+from skebm._validation import check_is_fitted
 from skebm.estimators._docs import shared_docs
-from skebm.estimators.base import DENSITY_CONSTRAINTS, BaseDensity
-from skebm.estimators.neural import methods
-from skebm.estimators.neural.blueprint import (
-    CONFIGS,
-    DOMAIN,
-    NEURAL_CONSTRAINTS,
-    SIGMA,
-    ChainRule,
-    NeuralBlueprint,
-    accepted_input,
-    asks_for_bits,
-    confined,
-    fit_any_bases,
-    learn_any_table,
-    network_of,
-    neural_plan,
-    reach_of,
-    sampler_of,
-    weight_decay_of,
-)
-from skebm.estimators.tables.bases import DISCRETE_BASES, MAX_DENSE, REAL_BASES, MixtureBase
-from skebm.estimators.tables.table import FlatTable, Table
-from skebm.objectives import NoiseContrastive
-from skebm.objectives.noise_contrastive import NO_RANKING
-from skebm.training.rows import Rows
-
-if TYPE_CHECKING:
-    from skebm.training.engine import EnergyNet
-
-# Accuracy above which a classifier has little left to learn; with fewer rows it may be reached by
-# chance.
-SATURATED, FEWEST_ROWS = 0.97, 20
-# Draws from which the moments of the noise are estimated, and the least shrinkage of correlations,
-# as columns may be duplicates.
-N_DRAWS, LEAST_SHRINKAGE = 10_000, 1e-6
-# Candidate numbers of components of a mixture near the model, and rows to choose among them.
-COMPONENTS, N_ROWS = (1, 3, 10, 30), 5000
-
-
-class Path(NamedTuple):
-    """Waymarks between data and noise that is too far away for a single density ratio.
-
-    Attributes
-    ----------
-    waymarks : Waymarks
-    proposal : Distribution
-        A distribution near the rows, from which log Z is estimated instead of from the noise.
-    """
-
-    waymarks: Waymarks
-    proposal: Distribution
-
-
-@dataclass(frozen=True)
-class NoiseRule(ChainRule):
-    """Noise contrastive estimation with one classifier or several.
-
-    Attributes
-    ----------
-    sampler : Sampler
-    noise_ratio : float
-    form : {"logistic", "ranking"}
-    path : Path or None
-        Waymarks between noise and data; None if a single classifier is trained.
-    reach : float or None
-        Norm to which the network's input is clipped, if the noise is a flow.
-    discrete : bool
-        Whether rows are binary or one-hot.
-    """
-
-    sampler: Sampler
-    noise_ratio: float
-    form: str
-    path: Path | None
-    reach: float | None
-    discrete: bool
-
-    @property
-    def n_bridges(self) -> int:
-        """Number of networks between noise and data."""
-        return 1 if self.path is None else self.path.waymarks.n_bridges
-
-    def network(self, config: Any, spec: Spec) -> nn.Module:
-        if self.path is None:
-            return confined(build_network(config, spec), self.reach)
-        plain = spec._replace(whitening=None)  # each waymark has its own
-        networks = [build_network(config, plain) for _ in range(self.n_bridges)]
-        return Telescope(networks, self.path.waymarks)
-
-    def objective(self, energy: NeuralEnergy, sigma: Tensor | None) -> NoiseContrastive:
-        noise: Any = energy.base
-        kind: dict[str, Any] = {"noise_ratio": self.noise_ratio, "form": self.form}
-        return NoiseContrastive(energy, noise, sigma=sigma, **kind)
-
-    def proposal(self, energy: NeuralEnergy, net: EnergyNet) -> Distribution | None:
-        """The noise, or a mixture near the rows if the noise is far away."""
-        if self.path is None:
-            return energy.base
-        like = next(energy.parameters())
-        return self.path.proposal.to(like.device, like.dtype)
-
-    def check_trained(self, net: EnergyNet, rows: Rows) -> None:
-        """Warn if noise and data are too far apart for the classifier to learn."""
-        history = net.history.to_list()
-        accuracy = history[-1].get("accuracy", 0.0) if history else 0.0
-        if accuracy < SATURATED or len(rows) < FEWEST_ROWS:
-            return
-        n, real = self.n_bridges, not self.discrete and self.form == "logistic"
-        pairs = "rows and draws of the noise" if n == 1 else "neighbouring waymarks"
-        more = f" or n_bridges of at least {2 * n + 2}," if real else ""
-        warn(
-            f"The network classifies {accuracy:.1%} of {pairs} correctly: they are too far apart "
-            "for the classifier to learn their density ratio, so its densities are unreliable. "
-            f"Choose noise nearer to the data,{more} or a larger sigma.",
-            ConvergenceWarning,
-        )
+from skebm.estimators.neural.density import NeuralDensity, set_parameters
+from skebm.estimators.neural.objectives import NoiseContrastiveEstimation
 
 
 @shared_docs
-class NCEDensity(BaseDensity):
+class NCEDensity(NeuralDensity):
     r"""Neural density by noise contrastive estimation: a classifier of data versus known noise.
 
     .. math:: p(x) = \frac1Z q(x)\, e^{-f(x)} , \qquad
@@ -247,26 +116,8 @@ class NCEDensity(BaseDensity):
     True
     """
 
-    _reads_files = True
-    _parameter_constraints: dict = (
-        DENSITY_CONSTRAINTS
-        | NEURAL_CONSTRAINTS
-        | {
-            "noise": [
-                StrOptions({"auto", *REAL_BASES, *FLOWS, *DISCRETE_BASES}),
-                MixtureBase,
-                Distribution,
-            ],
-            "noise_ratio": [Interval(Real, 0, None, closed="neither")],
-            "n_bridges": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
-            "form": [StrOptions({"logistic", "ranking"})],
-            "domain": DOMAIN,
-            "sigma": SIGMA,
-            "deconvolve": ["boolean"],
-        }
-    )
-    _configs = CONFIGS | {"noise": CONFIGS["base"]}
-    _blueprint: NeuralBlueprint
+    _kind = NoiseContrastiveEstimation
+    _names = {"base": "noise"}
 
     def __init__(
         self,
@@ -296,100 +147,9 @@ class NCEDensity(BaseDensity):
         dtype="float32",
         net_params=None,
     ):
-        self.network = network
-        self.noise = noise
-        self.noise_ratio = noise_ratio
-        self.n_bridges = n_bridges
-        self.form = form
-        self.sampler = sampler
-        self.domain = domain
-        self.sigma = sigma
-        self.deconvolve = deconvolve
-        self.bounds = bounds
-        self.standardize = standardize
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.n_iter = n_iter
-        self.optimizer = optimizer
-        self.early_stopping = early_stopping
-        self.warm_start = warm_start
-        self.contamination = contamination
-        self.partition = partition
-        self.random_state = random_state
-        self.verbose = verbose
-        self.device = device
-        self.dtype = dtype
-        self.net_params = net_params
+        set_parameters(self, locals())
 
-    # ---------------------------------------------------------------- hooks of the base class
-
-    def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
-        return accepted_input(self, reset=reset)
-
-    def _learn_table(self, X: Any, weight: np.ndarray | None) -> FlatTable:
-        return learn_any_table(self, X, weight)
-
-    def _design(
-        self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
-    ) -> NeuralBlueprint:
-        assert isinstance(table, FlatTable)
-        if before is None:
-            kind: dict[str, Any] = {"deconvolve": self.deconvolve, "stacks": "all"}
-            bases, noise = fit_any_bases(self, self.noise, rows, table, **kind)
-            reach = reach_of(bases.noisy, rows)
-            path = self._path(rows, table, bases.noisy, noise)
-        else:
-            known: Any = self._blueprint
-            bases, noise, reach, path = known.bases, known.noise, known.rule.reach, known.rule.path
-        settings: dict[str, Any] = {}
-        if weight_decay_of(self):  # no decay of log Z
-            settings["param_groups"] = [("shift", {"weight_decay": 0.0})]
-        kind = {"noise_ratio": float(self.noise_ratio), "form": self.form}
-        return NeuralBlueprint(
-            table=table,
-            plan=neural_plan(self, rows.n_table, streaming=streaming, optimizer_settings=settings),
-            rule=NoiseRule(
-                sampler_of(self, table.domain),
-                path=path,
-                reach=reach,
-                discrete=table.discrete,
-                **kind,
-            ),
-            network_config=network_of(self),
-            bases=bases,
-            noise=noise,
-        )
-
-    def _path(
-        self, rows: Rows, table: FlatTable, noise: Any, sigma: np.ndarray | None
-    ) -> Path | None:
-        """Waymarks from the rows to the noise; None for a single classifier."""
-        seed = draw_seed(self.random_state_)
-        possible = not table.discrete and self.form == "logistic"
-        given = isinstance(self.noise, Distribution)
-        if self.n_bridges == 1 or (self.n_bridges == "auto" and not (possible and given)):
-            return None
-        if self.form != "logistic":
-            raise ValueError(NO_RANKING)
-        if not possible:
-            raise ValueError(
-                f"n_bridges={self.n_bridges} needs real rows, but X has {table.domain} rows."
-            )
-        level = None if sigma is None else torch.as_tensor(sigma)
-        return find_path(rows, table, noise, level, self.n_bridges, seed)
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = asks_for_bits(self.domain)
-        return tags
-
-    # ---------------------------------------------------------------- methods
-
-    sample, impute, denoise = methods.sample, methods.impute, methods.denoise
-    score_function = methods.score_function
-    _score_and_laplacian = methods._score_and_laplacian
-    sampler_, sigma_, base_ = methods.sampler_, methods.sigma_, methods.base_
-    units_, row_shape_ = methods.units_, methods.row_shape_
+    # ---------------------------------------------------------------- the classifier
 
     @property
     def n_bridges_(self) -> int:
@@ -437,62 +197,3 @@ class NCEDensity(BaseDensity):
         correction = self._map(rows, lambda energy, x: energy.correction(x)).double().numpy()
         found: np.ndarray = expit(-correction - log_z - math.log(rule.noise_ratio))
         return found
-
-
-def find_path(
-    rows: Rows,
-    table: FlatTable,
-    noise: Distribution,
-    sigma: Tensor | None,
-    n_bridges: Any,
-    seed: int,
-) -> Path | None:
-    """Waymarks from rows to noise; None if a single classifier is enough.
-
-    If the noise is not Gaussian, it is described by the moments of its draws.
-    """
-    domain: Any = table.domain
-    diagonal = table.image_shape is not None or rows.n_columns > MAX_DENSE
-    # Less shrinkage than for a Gaussian that is used as a model: the narrow axes determine the
-    # waymarks, and the networks correct them.
-    shrinkage = min(max((rows.n_columns / rows.total_weight) ** 2, LEAST_SHRINKAGE), 1.0)
-    kind: dict[str, Any] = {"shrinkage": shrinkage, "diagonal": diagonal}
-    data = Gaussian.fit(rows.block(0, len(rows)), rows.counts, **kind)
-    if sigma is not None:
-        sigma = sigma.to(rows.device, rows.dtype)
-        data = data.convolved(sigma)
-    if not isinstance(noise, Gaussian):
-        generator = torch.Generator(rows.device).manual_seed(seed)
-        noise = Gaussian.fit(noise.sample(N_DRAWS, generator), **kind)
-    unbounded = domain == RealDomain(domain.shape)
-    waymarks = fit_waymarks(data, noise, n_bridges, convex=not unbounded)
-    if waymarks.n_bridges == 1:
-        return None
-    if not unbounded:
-        x = rows.block(0, len(rows))
-        return Path(waymarks, TruncatedGaussian.fit(x, rows.counts, domain.lower, domain.upper))
-    if diagonal:
-        return Path(waymarks, data)
-    mixture = _mixture_by_bic(rows, waymarks, seed)
-    return Path(waymarks, mixture if sigma is None else mixture.convolved(sigma))
-
-
-def _mixture_by_bic(rows: Rows, waymarks: Waymarks, seed: int) -> GaussianMixture:
-    """A Gaussian mixture with the number of components chosen by BIC.
-
-    It is fitted to whitened rows, so that its regularisation does not widen narrow axes.
-    """
-    generator = torch.Generator(rows.device).manual_seed(seed)
-    x, counts = rows.block(0, len(rows)).double(), rows.counts.double()
-    if len(x) > N_ROWS:
-        some = torch.randperm(len(x), generator=generator, device=x.device)[:N_ROWS]
-        x, counts = x[some], counts[some]
-    centre, whitening = (
-        torch.as_tensor(part[0]).to(x) for part in (waymarks.centres, waymarks.whitening_matrices)
-    )
-    y = (x - centre) @ whitening
-    found = [GaussianMixture.fit(y, counts, k, generator=generator) for k in COMPONENTS]
-    best = min(found, key=lambda mixture: mixture.bic(y, counts))
-    back = torch.linalg.inv(whitening)
-    means, covariances = centre + best.means @ back, back @ best.covariances @ back
-    return GaussianMixture(best.weights, means, covariances).to(rows.device, rows.dtype)

@@ -11,8 +11,10 @@ from sklearn.base import clone
 from torch import Tensor
 
 from skebm.base import Categorical, Clamp, Domain, Energy, Sampler
+from skebm.base.energy import check_temperature
 from skebm.distributions import Distribution
 from skebm.distributions._fitting import draw_index
+from skebm.partition.checks import check_proper
 from skebm.samplers import AnnealedLangevin
 
 # Rows sampled at a time; fewer if means over the chains are computed, as all draws are stored.
@@ -60,6 +62,14 @@ class Chains(NamedTuple):
         """Rows after `n_steps` steps of the sampler at the temperature."""
         sampler, beta = clone(self.sampler), 1 / self.temperature
         return sampler.run(energy, start, n_steps, generator, beta=beta, clamp=clamp)[0].x
+
+
+def chains_at_temperature(chains: Chains, energy: Energy, temperature: float) -> Chains:
+    """Chains of an energy at a temperature; `ValueError` where it has no density there."""
+    check_temperature(temperature)
+    if temperature > 1:  # tails are heavier
+        check_proper(energy / temperature)
+    return chains._replace(temperature=temperature)
 
 
 def draw_by_chains(

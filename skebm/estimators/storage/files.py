@@ -51,7 +51,7 @@ VALUES = (
     "skebm.estimators.boltzmann.structure.PathResult",
     "skebm.estimators.neural.conditional.estimator.ReferenceRows",
     "skebm.estimators.neural.conditional.normalisers.Annealing",
-    "skebm.estimators.neural.noise_contrastive.Path",
+    "skebm.estimators.neural.objectives.noise_contrastive.Path",
     "skebm.estimators.outlier.columns.Column",
     "skebm.estimators.outlier.thresholds.ConformalThreshold",
     "skebm.estimators.outlier.thresholds.QuantileThreshold",

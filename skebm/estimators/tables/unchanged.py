@@ -56,11 +56,17 @@ def check_unchanged(estimator: Any, first: dict[str, Any]) -> None:
     named = hasattr(estimator._blueprint, "base_name")
     for name, value in first.items():
         now, value = getattr(estimator, name), given_network(value)
-        if not (name == "base" and named) and not _same_setting(now, value):
-            raise ValueError(
-                f"{name} was {value!r} at the first fit, and is now {now!r}: with warm_start and "
-                "partial_fit it must not change. Clone the estimator to start anew."
-            )
+        if not (name == "base" and named):
+            check_setting_stays(name, now, value)
+
+
+def check_setting_stays(name: str, now: Any, first: Any) -> None:
+    """Raise `ValueError` for a parameter `name` that is not what it was at the first fit."""
+    if not _same_setting(now, first):
+        raise ValueError(
+            f"{name} was {first!r} at the first fit, and is now {now!r}: with warm_start and "
+            "partial_fit it must not change. Clone the estimator to start anew."
+        )
 
 
 def _kept(value: Any) -> Any:

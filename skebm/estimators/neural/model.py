@@ -1,0 +1,316 @@
+"""What fitted neural models share: samples, imputations, gradients, denoising."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skebm._validation import as_numbers, check_is_fitted
+from skebm.base import Mixed, Sampler
+from skebm.base.sampler import whole_number
+from skebm.base.torchtools import check_memory
+from skebm.distributions import Distribution
+from skebm.estimators.base import PartitionMixin
+from skebm.estimators.neural.blueprint import NeuralBlueprint
+from skebm.estimators.neural.sampling import (
+    BLOCK,
+    LEAST_CHAINS,
+    Chains,
+    chains_at_temperature,
+    discrete_posterior_mean,
+    draw_by_chains,
+    impute_rows,
+)
+from skebm.estimators.tables.columns import ColumnTable
+from skebm.estimators.tables.frames import as_given
+from skebm.estimators.tables.table import Units, is_far
+
+
+class NeuralMixin(PartitionMixin):
+    """Methods of a model that is a network beside a base, density or classifier."""
+
+    _blueprint: NeuralBlueprint
+
+    # ---------------------------------------------------------------- gradients
+
+    def score_function(self, X: Any) -> np.ndarray:
+        r"""Score of each row, the gradient of log p(x), :math:`-\nabla E(x)`; needs no log Z.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+            Real rows. Binary and one-hot rows, which have no gradient, raise a `ValueError`, and so
+            do rows so far from the training rows that the gradient overflows.
+
+        Returns
+        -------
+        ndarray of the shape of X
+            In nats per unit of each column; zero outside the bounds.
+        """
+        check_is_fitted(self)
+        table = self._blueprint.table
+        if table.discrete:
+            raise ValueError(
+                f"There are no gradients of log p over {table.domain}: score_function needs real "
+                "rows."
+            )
+        rows, domain = self._rows(X), table.domain
+
+        def score(energy: Any, x: Tensor) -> Tensor:
+            # What is not finite lies outside bounds only by its size: it is left to the check.
+            outside = ~domain.contains(x) & x.isfinite().all(1)
+            return -energy.value_and_grad(x)[1].masked_fill(outside[:, None], 0.0)
+
+        found = self._map(rows, score).double().numpy() / table.units.scale
+        found = table.check_finite(found, rows, "the gradient of log p")
+        return found.reshape(len(rows), *table.row_shape)
+
+    def _score_and_laplacian(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Gradient and Laplacian of log p, for :mod:`skebm._densities`."""
+        energy = self._blueprint.scoring_energy(self.energy_)
+        grad, second = self._blueprint.derivatives(self._rows(X), energy, weighted=False)
+        return -grad, -second
+
+    # ---------------------------------------------------------------- rows
+
+    def _draw_rows(
+        self, n_samples: int, random_state: Any, temperature: float, given: Any, n_steps: int
+    ) -> np.ndarray:
+        """Rows of the model at a temperature, or given some of their columns."""
+        check_is_fitted(self)
+        self._check_n_samples(n_samples)
+        whole_number("n_steps", n_steps, 1)
+        generator, n = self._generator(random_state), max(n_samples, LEAST_CHAINS)
+        energy, table = self.energy_, self._blueprint.table
+        chains = chains_at_temperature(self._chains(), energy, temperature)
+        if given is None:
+            return table.invert(draw_by_chains(energy, chains, n, generator, n_steps)[:n_samples])
+        if isinstance(table, ColumnTable):
+            raise ValueError(
+                "given= is a row of numbers, and these columns are of several kinds: use impute on "
+                "rows with missing entries."
+            )
+        row = as_numbers("given", given)[None]
+        if row.shape[1:] != table.row_shape or np.isinf(row).any():
+            raise ValueError(
+                f"given must be one row of shape {table.row_shape} of finite numbers and NaN, got "
+                f"{given!r}."
+            )
+        x = self._rows_of(row).block(0, 1).expand(n, -1)
+        with _far_rows_named(table, x, lambda row: 0):
+            found = table.invert(impute_rows(energy, chains, x, generator, n_steps)[:n_samples])
+        return np.where(np.isnan(row), found, row)
+
+    @as_given
+    def impute(self, X: Any, random_state: Any = None, *, n_steps: int = 100) -> np.ndarray:
+        """Replace NaN entries by a draw from the model given the known entries.
+
+        Draws of the base given the known entries are resampled by importance weights, then moved by
+        the sampler with the known entries clamped. The imputations of a row are a joint draw, which
+        is approximate as the chains are finite. A row of only NaN becomes a sample of the model.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+            NaN marks missing entries.
+        random_state : int, RandomState instance or None, default=None
+            None draws from NumPy's global generator.
+        n_steps : int, default=100
+            Number of steps of the chains, after as many adaptation steps.
+
+        Returns
+        -------
+        ndarray of the shape of X
+            Known entries are unchanged.
+        """
+        check_is_fitted(self)
+        whole_number("n_steps", n_steps, 1)
+        X = self._validate(X, ensure_all_finite="allow-nan")
+        rows, table = self._rows_of(X), self._blueprint.table
+        x = rows.block(0, len(rows))
+        incomplete = x.isnan().any(1).nonzero().ravel()
+        if len(incomplete):
+            generator = self._generator(random_state)
+            energy, chains = self.energy_, self._chains()
+            for some in incomplete.split(BLOCK):
+                with _far_rows_named(table, x[some], some.tolist().__getitem__):
+                    x[some] = impute_rows(energy, chains, x[some], generator, n_steps)
+        return table.filled(X, x)
+
+    def _chains(self) -> Chains:
+        """Sampler and starting points of the chains of the fitted model."""
+        blueprint, net = self._blueprint, self.net_
+        known = blueprint.rule.known_rows(net)
+        if known is None:
+            known = torch.as_tensor(self._reference)
+        proposal = blueprint.rule.proposal(self.energy_, net)
+        return Chains(blueprint.rule.fitted_sampler(net), proposal, known)
+
+    def _check_n_samples(self, n_samples: int) -> None:
+        """Raise `ValueError` for invalid numbers of rows, and for more rows than memory holds."""
+        whole_number("n_samples", n_samples, 1)
+        n_numbers = n_samples * self.energy_.domain.n_columns
+        check_memory(f"n_samples={n_samples}", n_numbers, torch.float64)
+
+    # ---------------------------------------------------------------- denoising
+
+    @as_given(means=True)
+    def denoise(
+        self,
+        X: Any,
+        noise_level: float | None = None,
+        random_state: Any = None,
+        *,
+        n_steps: int = 200,
+    ) -> np.ndarray:
+        r"""Posterior mean of the clean row, given a noisy one.
+
+        For real rows with Gaussian noise it is given by Tweedie's formula [1]_,
+        :math:`x + \sigma^2 \nabla \log p_\sigma(x)`, with the density of noisy rows. It is exact
+        for the model at its training noise level (the smallest of several), and accurate to first
+        order in :math:`\sigma^2` if the model was trained without noise. For discrete rows, each
+        column is assumed to have been changed with probability `noise_level`. The mean is then that
+        of the second half of chains that start at the noisy rows; it is unbiased if they have
+        converged by then.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+        noise_level : float or None, default=None
+            Standard deviation of the noise in standard deviations of each column (in units of X
+            with ``standardize=False``); None is the level of training (the smallest of several).
+            Discrete rows: probability of a change; None is 0.1.
+        random_state : int, RandomState instance or None, default=None
+            Used for discrete rows only; None draws from NumPy's global generator.
+        n_steps : int, default=200
+            Number of sampler steps for discrete rows.
+
+        Returns
+        -------
+        ndarray of the shape of X
+            Probabilities, for discrete rows; the likeliest levels of categories of a frame.
+
+        References
+        ----------
+        .. [1] Efron (2011), "Tweedie's formula and selection bias", JASA 106(496), equation 2.8.
+        """
+        check_is_fitted(self)
+        table = self._blueprint.table
+        if isinstance(table.domain, Mixed):
+            raise ValueError(
+                "denoise is for rows of one kind of columns, numbers, bits or categories, and "
+                "these have several: fit the columns of one kind alone, or use impute for single "
+                "entries."
+            )
+        if not table.discrete:
+            return self._denoise_real(X, noise_level)
+        whole_number("n_steps", n_steps, 2)
+        level = 0.1 if noise_level is None else noise_level
+        if not (isinstance(level, Real) and 0 < level < 0.5):
+            raise ValueError(f"noise_level must lie in (0, 0.5), got {noise_level}.")
+        rows, generator = self._rows(X), self._generator(random_state)
+        sampler, x = self.sampler_, rows.block(0, len(rows))
+        mean = discrete_posterior_mean(self.energy_, sampler, x, float(level), generator, n_steps)
+        if isinstance(table, ColumnTable):
+            return table.invert(mean)
+        return mean.cpu().double().numpy().reshape(-1, *self.row_shape_)
+
+    def _denoise_real(self, X: Any, noise_level: float | None) -> np.ndarray:
+        """Posterior mean by Tweedie's formula, with the density of noisy rows."""
+        rows, table = self._rows(X), self._blueprint.table
+        noisy = self._blueprint.noisy_energy(self.net_.module_.energy.eval())
+        several = getattr(noisy, "noise_levels", None) is not None
+        sigma = self._noise_to_remove(noise_level)
+
+        def moved(x: Tensor) -> Tensor:
+            cond = sigma.to(x).expand(len(x)) if several else None
+            return x - sigma.to(x).square() * noisy.value_and_grad(x, cond)[1]
+
+        z = rows.map(moved)
+        table.check_finite(z.numpy(), rows, "the posterior mean")
+        return table.invert(z)
+
+    def _noise_to_remove(self, noise_level: float | None) -> Tensor:
+        """Noise to remove, in units of the energy; `ValueError` for a level not trained on."""
+        levels, sigma = self._blueprint.levels, self._learned_noise()
+        if noise_level is None:
+            if sigma is None:
+                raise ValueError(
+                    "This model was trained without noise: pass the noise level of the rows as "
+                    "noise_level, in standard deviations of the columns."
+                )
+            return sigma
+        if not (isinstance(noise_level, Real) and 0 < float(noise_level) < math.inf):
+            raise ValueError(f"noise_level must be a positive number, got {noise_level!r}.")
+        if levels is not None and not levels[0] <= noise_level <= levels[1]:
+            raise ValueError(
+                f"noise_level={noise_level} is outside the levels of training, {levels}."
+            )
+        if levels is None and sigma is not None:
+            raise ValueError(
+                "This model was trained at a single noise level: omit noise_level, or use "
+                'objective="multiscale" for several levels.'
+            )
+        return torch.tensor(float(noise_level), dtype=torch.float64)
+
+    def _learned_noise(self) -> Tensor | None:
+        """The noise level of the density that the model is; the smallest of several."""
+        blueprint = self._blueprint
+        if blueprint.levels is not None:
+            return torch.tensor(blueprint.levels[0], dtype=torch.float64)
+        return blueprint.sigma if blueprint.rule.knows_noise else None
+
+    # ---------------------------------------------------------------- attributes
+
+    @property
+    def sampler_(self) -> Sampler:
+        """Sampler of the chains."""
+        check_is_fitted(self)
+        return self._blueprint.rule.fitted_sampler(self.net_)
+
+    @property
+    def sigma_(self) -> Any:
+        """Noise level of training, in the units of `sigma`; smallest and largest of several."""
+        check_is_fitted(self)
+        blueprint = self._blueprint
+        if blueprint.levels is not None:
+            return blueprint.levels
+        return None if blueprint.noise is None else blueprint.noise.astype(np.float64)
+
+    @property
+    def base_(self) -> Distribution | None:
+        """The fitted base, in the units of the energy."""
+        check_is_fitted(self)
+        return self._blueprint.bases.clean
+
+    @property
+    def units_(self) -> Units:
+        """Centres and scales of the columns."""
+        check_is_fitted(self)
+        return self._blueprint.table.units
+
+    @property
+    def row_shape_(self) -> tuple[int, ...]:
+        """Shape of a row."""
+        check_is_fitted(self)
+        return self._blueprint.table.row_shape
+
+
+@contextlib.contextmanager
+def _far_rows_named(table: Any, x: Tensor, number: Callable[[int], int]) -> Iterator[None]:
+    """Say which row of X is too far away where chains cannot start; `number` is its place in X."""
+    far = is_far(x)
+    try:
+        yield
+    except ValueError:
+        if far.any():
+            row = int(far.int().argmax())
+            table.refuse_row(x[row : row + 1], number(row), "no chain can start")
+        raise
