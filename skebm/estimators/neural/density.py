@@ -130,8 +130,8 @@ class NeuralDensity(NeuralMixin, BaseDensity):
     >>> from sklearn.datasets import make_moons
     >>> from sklearn.model_selection import GridSearchCV
     >>> from skebm import NeuralDensity
-    >>> X, _ = make_moons(300, noise=0.1, random_state=0)
-    >>> model = NeuralDensity(n_iter=10, random_state=0)
+    >>> X, _ = make_moons(400, noise=0.1, random_state=0)
+    >>> model = NeuralDensity(base="gaussian", n_iter=20, random_state=0)
     >>> grid = {"objective": ["score_matching", "nce"]}
     >>> search = GridSearchCV(model, grid, cv=2).fit(X)
     >>> bool(search.best_score_ > -1.9)  # nats; a Gaussian has -1.9
