@@ -340,7 +340,7 @@ def check_settings(estimator: Any) -> None:
     Raises `ValueError` that names the object and its parameter.
     """
     for value in estimator.get_params(deep=False).values():
-        if hasattr(value, "_parameter_constraints"):
+        if hasattr(value, "_parameter_constraints") and not isinstance(value, type):
             value._validate_params()
             check_settings(value)
 

@@ -13,7 +13,12 @@ from skebm.base import Domain
 from skebm.distributions import Distribution
 from skebm.distributions.transformed.flow import FLOWS
 from skebm.estimators._docs import shared_docs
-from skebm.estimators.base import DENSITY_CONSTRAINTS, BaseDensity, validate_coded
+from skebm.estimators.base import (
+    DENSITY_CONSTRAINTS,
+    BaseDensity,
+    assign_parameters,
+    validate_coded,
+)
 from skebm.estimators.neural.blueprint import (
     CONFIGS,
     NEURAL_CONSTRAINTS,
@@ -195,7 +200,7 @@ class NeuralDensity(NeuralMixin, BaseDensity):
         dtype="float32",
         net_params=None,
     ):
-        set_parameters(self, locals())
+        assign_parameters(self, locals())
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Kinds of the parameters of a subclass: those of the objective and of this class."""
@@ -359,8 +364,3 @@ class NeuralDensity(NeuralMixin, BaseDensity):
             In the units of the data.
         """
         return self._draw_rows(n_samples, random_state, temperature, given, n_steps)
-
-
-def set_parameters(estimator: Any, given: dict[str, Any]) -> None:
-    """Set the parameters of an estimator to the arguments of its constructor, its ``locals()``."""
-    vars(estimator).update({name: value for name, value in given.items() if name != "self"})

@@ -9,7 +9,8 @@ import torch
 from skebm._validation import check_is_fitted
 from skebm.distributions import Affine
 from skebm.estimators._docs import shared_docs
-from skebm.estimators.neural.density import NeuralDensity, set_parameters
+from skebm.estimators.base import assign_parameters
+from skebm.estimators.neural.density import NeuralDensity
 from skebm.estimators.neural.objectives import FlowContrastiveEstimation
 from skebm.estimators.neural.objectives.flow_contrastive import flow_of
 
@@ -133,7 +134,7 @@ class FlowContrastiveDensity(NeuralDensity):
         dtype="float32",
         net_params=None,
     ):
-        set_parameters(self, locals())
+        assign_parameters(self, locals())
 
     # ---------------------------------------------------------------- the flow
 

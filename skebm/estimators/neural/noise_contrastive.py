@@ -10,7 +10,8 @@ from scipy.special import expit
 
 from skebm._validation import check_is_fitted
 from skebm.estimators._docs import shared_docs
-from skebm.estimators.neural.density import NeuralDensity, set_parameters
+from skebm.estimators.base import assign_parameters
+from skebm.estimators.neural.density import NeuralDensity
 from skebm.estimators.neural.objectives import NoiseContrastiveEstimation
 
 
@@ -147,7 +148,7 @@ class NCEDensity(NeuralDensity):
         dtype="float32",
         net_params=None,
     ):
-        set_parameters(self, locals())
+        assign_parameters(self, locals())
 
     # ---------------------------------------------------------------- the classifier
 

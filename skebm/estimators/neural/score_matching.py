@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from skebm.estimators._docs import shared_docs
-from skebm.estimators.neural.density import NeuralDensity, set_parameters
+from skebm.estimators.base import assign_parameters
+from skebm.estimators.neural.density import NeuralDensity
 from skebm.estimators.neural.objectives import ScoreMatching
 
 
@@ -136,4 +137,4 @@ class ScoreMatchingDensity(NeuralDensity):
         dtype="float32",
         net_params=None,
     ):
-        set_parameters(self, locals())
+        assign_parameters(self, locals())
