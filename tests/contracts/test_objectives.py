@@ -21,6 +21,7 @@ from skebm.distributions import (
     TruncatedGaussian,
 )
 from skebm.energies import BernoulliDBM, MixedRBM
+from skebm.estimators.rbm.gated.blueprint import assess_pairs
 from skebm.objectives import (
     AssessedDivergence,
     CenteredObjective,
@@ -48,6 +49,7 @@ from skebm.objectives import (
     SlicedScoreMatching,
     TemporalDivergence,
 )
+from skebm.partition.given import frames_log_prob
 from skebm.samplers import (
     MALA,
     FromData,
@@ -235,7 +237,7 @@ def based_rbm():
 
 def real_rbm(cls=AutogradRBM):
     base = Gaussian(torch.zeros(3, dtype=DOUBLE), 2.0)
-    return cls(base, H, generator=seeded(), scale=0.3, dtype=DOUBLE)
+    return cls(base, H, generator=seeded(), scale=0.1, dtype=DOUBLE)
 
 
 def by_chains(make, build=neural, **kind):
@@ -454,9 +456,13 @@ CASES = {
         ),
     },
     ConditionalDivergence: {
-        "pairs": Case(lambda: ConditionalDivergence(gently(make_gated)()), pair_rows(True)),
+        "pairs": Case(
+            lambda: ConditionalDivergence(gently(make_gated)(), assess=assess_pairs),
+            pair_rows(True),
+        ),
         "pairs of numbers": Case(
-            lambda: ConditionalDivergence(gently(gated_numbers)(), n_steps=2), pair_rows(False)
+            lambda: ConditionalDivergence(gently(gated_numbers)(), 2, assess_pairs),
+            pair_rows(False),
         ),
     },
     GivenConditions: {
@@ -479,10 +485,12 @@ CASES = {
     },
     TemporalDivergence: {
         "frames": Case(
-            lambda: TemporalDivergence(frames_energy(), "exact", 1, 1, 6), windows, fixed=True
+            lambda: TemporalDivergence(frames_energy(), "exact", 1, 1, 6, frames_log_prob),
+            windows,
+            fixed=True,
         ),
         "frames by chains": Case(
-            lambda: TemporalDivergence(frames_energy(), "cd", 2, 1, 6), windows
+            lambda: TemporalDivergence(frames_energy(), "cd", 2, 1, 6, frames_log_prob), windows
         ),
     },
     LabelDivergence: {
