@@ -27,6 +27,8 @@ from skebm._validation import HasMethods, Interval, Options, StrOptions
 from skebm.base import Binary, Domain, PartitionEstimator, Real, Sampler
 from skebm.distributions import Distribution, Gaussian, IndependentBernoulli
 from skebm.energies import MLP
+from skebm.estimators import SpikeSlab, Subspace
+from skebm.estimators.rbm.hidden import HiddenLayer
 from skebm.partition import (
     AIS,
     Bethe,
@@ -82,6 +84,7 @@ INSTANCES = {
         DiscreteLangevin(),
         ParallelTempering(3),
     ],
+    HiddenLayer: [Subspace(), Subspace(2), SpikeSlab(), SpikeSlab(features="slabs")],
     ChainPolicy: [Persistent(), Persistent(n_steps=2, n_chains=3), ReplayBuffer(), FromData()]
     + [FromNoise(n_steps=2), Persistent(n_steps=-1), ReplayBuffer(size=1)],
     PartitionEstimator: [
