@@ -290,15 +290,16 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     distribution (``gain_over_base`` and ``gain_error`` in `history_`). Annealing finds modes that
     chains near the data never visit; up to half of the chains continue from the annealed rows.
     After a loss of more than half a nat, training continues from the best weights at half the
-    learning rate. `fit` does not keep weights that are clearly worse than earlier ones, or worse
-    than the base. If the mean ratio still rises by 0.1 nats from the third to the last quarter of a
+    learning rate. `fit` does not keep weights that are clearly worse than earlier ones, nor a model
+    by which these rows gain less than a base of all rows is expected to, plus half a standard
+    error: it is the base then, with a `ConvergenceWarning`. If the mean ratio still rises by 0.1 nats from the third to the last quarter of a
     fit, a `ConvergenceWarning` suggests a larger `n_iter`.
 
     **With fewer rows**, but at least 8, the rows determine the number of epochs instead, if
     `n_iter` is ``"auto"`` as well. A model of each half of the rows is trained first, and is
     assessed on the other half after ten of the epochs. The fit then ends after the one of these ten
     epochs at which the other halves were most likely on average. If they never gain more over the
-    base than a standard error, the model is the base alone, with a `ConvergenceWarning`.
+    base than half a standard error, the model is the base alone, with a `ConvergenceWarning`.
 
     Real values in [0, 1] are interpreted as probabilities of bits. Such rows have a free energy but
     no likelihood: as F is concave, `score_samples` gives a lower bound on the mean log-likelihood

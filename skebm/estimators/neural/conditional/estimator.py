@@ -182,9 +182,10 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
     **Held-out rows guard the training** without `early_stopping`: a tenth of the rows, at most 200;
     with fewer than 200 rows, up to a fifth. Neither the base nor the network is fitted to them.
     Twenty times during a fit, their likelihood is compared with that under the base. If the weights
-    are clearly worse than earlier ones, training returns to those. The model remains the base,
-    f = 0, unless the held-out rows gain (by more than a standard error, if there are fewer than
-    50). With fewer than 20 rows the model is the base.
+    are clearly worse than earlier ones, training returns to those. The model is the base, f = 0,
+    unless the held-out rows gain more than a base of all rows is expected to, by half a standard
+    error. With fewer than 20 rows the model is the base. Where it is the base, that is fitted to
+    all rows.
 
     References
     ----------

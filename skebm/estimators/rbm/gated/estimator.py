@@ -76,9 +76,10 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
     units, whose precisions are learned. For patches of images, training works best if the contrast
     of each patch has been normalised, which is not done here.
 
-    With 50 pairs or more, a tenth of them is held out to guard the training. Their p(y | x) is
-    estimated by short annealing. If it is highest before the end of training, or ends below that of
-    independent columns of y, the best weights are kept, or the base alone.
+    With 20 pairs or more, a tenth of them (up to a fifth of fewer than 200) is held out to guard
+    the training. Their p(y | x) is estimated by short annealing. If it is highest before the end of
+    training, the best weights are kept; if the pairs gain less over independent columns of y than
+    half of the standard error of that gain, p(y | x) is the base alone.
 
     Parameters
     ----------
@@ -121,9 +122,8 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
     Attributes
     ----------
     density_ : {"model", "base"}
-        What p(y | x) is: the model, or the base alone. It is the base without training, and if
-        held-out pairs (with fewer than 50 pairs, the training pairs) are less likely under the
-        model than under the base.
+        What p(y | x) is: the model, or the base alone. It is the base without training, with fewer
+        than 20 pairs, and if held-out pairs gain too little by the model.
     base_ : Distribution
         Independent columns of y, in the units of the energy.
     given_components_, components_ : ndarray of shape (F, dx) and (F, dy)
