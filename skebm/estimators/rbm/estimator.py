@@ -290,10 +290,10 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
     distribution (``gain_over_base`` and ``gain_error`` in `history_`). Annealing finds modes that
     chains near the data never visit; up to half of the chains continue from the annealed rows.
     After a loss of more than half a nat, training continues from the best weights at half the
-    learning rate. `fit` does not keep weights that are clearly worse than earlier ones, nor a model
-    by which these rows gain less than a base of all rows is expected to, plus half a standard
-    error: it is the base then, with a `ConvergenceWarning`. If the mean ratio still rises by 0.1 nats from the third to the last quarter of a
-    fit, a `ConvergenceWarning` suggests a larger `n_iter`.
+    learning rate. `fit` does not keep weights that are clearly worse than earlier ones. The model
+    is its base, with a `ConvergenceWarning`, if these rows gain less by it than a base of all rows
+    is expected to, plus half a standard error. If the mean ratio still rises by 0.1 nats from the
+    third to the last quarter of a fit, a `ConvergenceWarning` suggests a larger `n_iter`.
 
     **With fewer rows**, but at least 8, the rows determine the number of epochs instead, if
     `n_iter` is ``"auto"`` as well. A model of each half of the rows is trained first, and is
