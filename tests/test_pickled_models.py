@@ -118,7 +118,7 @@ CASES = {
     "rbm-classifier": (RBMClassifier(3, **few), labelled(bits), 0),
     "gated": (GatedRBM(2, 3, **few), paired(bits), 0),
     "conditional": (
-        ConditionalDensity(n_iter=1, network=MLP((4,)), random_state=0),
+        ConditionalDensity(base="linear", n_iter=1, network=MLP((4,)), random_state=0),
         alone(reals),
         0,
     ),
