@@ -113,10 +113,6 @@ class Blueprint(abc.ABC):
 
     table: Table
     plan: TrainingPlan
-    # Whether the model is its base where held-out rows gain too little by training, and what that
-    # is called in a warning.
-    may_be_its_base: ClassVar[bool] = False
-    of_what: ClassVar[str] = "The model"
 
     @abc.abstractmethod
     def objective(self, generator: torch.Generator) -> Objective:
@@ -155,50 +151,8 @@ class Blueprint(abc.ABC):
         return
 
     def finalised(self, net: EnergyNet, rows: Rows) -> Self:
-        """The settings of the trained model, or of its base where held-out rows gain too little.
-
-        Training that goes on from an earlier fit keeps what it has, and so does that of a stream.
-        """
-        goes_on = net.streaming or net.n_before_ or net.validation is not None
-        found = net.guard_.final_gain
-        if goes_on or not self.may_be_its_base or net.held_out_ is None or found is None:
-            return self
-        more = self.gain_of_all_rows(rows)
-        if is_kept(found, more):
-            return self
-        if not self.said_enough(net, rows):
-            warn_of_base(found, more, self.of_what)
-        return self.base_alone(net, rows)
-
-    def gain_of_all_rows(self, rows: Rows) -> float:
-        """Nats of a new row that a base gains if the rows that guard are fitted, too.
-
-        With k parameters and n rows, rows that were fitted are more likely than new ones by k / n
-        and new ones are less likely than by the best parameters by k / (2 n): asymptotically, for
-        maximum likelihood (Akaike 1974). So the gain is the share of rows that guard times half of
-        the difference of the two groups.
-        """
-        parts = self.rows_apart(rows)
-        if parts is None:
-            return 0.0
-        seen, new = map(self.mean_of_base, parts)
-        return len(parts[1]) / len(rows) * max(seen - new, 0.0) / 2
-
-    def rows_apart(self, rows: Rows) -> tuple[Rows, Rows] | None:
-        """Rows that the base was fitted to, and those that it was not; None if to all of them."""
-        return None
-
-    def mean_of_base(self, rows: Rows) -> float:
-        """Mean log-likelihood of rows, of their known entries, under the base."""
-        raise NotImplementedError
-
-    def base_alone(self, net: EnergyNet, rows: Rows) -> Self:
-        """The settings of the base as a model, to which the net is set."""
-        raise NotImplementedError
-
-    def said_enough(self, net: EnergyNet, rows: Rows) -> bool:
-        """Whether warnings of the training say already that held-out rows gained little."""
-        return bool(net.note_)
+        """The blueprint with what is known only after training; by default unchanged."""
+        return self
 
     def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
         """Parameters that were `asked` for and that these settings do not use, with the reasons.
@@ -212,6 +166,45 @@ class Blueprint(abc.ABC):
             for name, theirs in ours.items()
             if name in asked and theirs in net
         }
+
+
+class GuardedBlueprint(Blueprint):
+    """Of a model that is its base where held-out rows gain too little by training."""
+
+    # What is the base then, in a warning; and whether it is the base, too, where no rows judge.
+    of_what: ClassVar[str] = "The model"
+    needs_judges: ClassVar[bool] = False
+
+    def finalised(self, net: EnergyNet, rows: Rows) -> Self:
+        """The settings of the trained model, or of its base where held-out rows gain too little.
+
+        Training that goes on from an earlier fit keeps what it has, and so does that of a stream.
+        """
+        validated = net.streaming or net.validation is not None
+        unjudged = (net.held_out_ is None and not validated) or not len(net.history)
+        if unjudged and self.needs_judges:
+            return self.base_alone(net, rows)
+        found = net.guard_.final_gain
+        if validated or net.n_before_ or net.held_out_ is None or found is None:
+            return self
+        more = self.gain_of_all_rows(rows)
+        if is_kept(found, more):
+            return self
+        if not self.said_enough(net, rows):
+            warn_of_base(found, more, self.of_what)
+        return self.base_alone(net, rows)
+
+    @abc.abstractmethod
+    def base_alone(self, net: EnergyNet, rows: Rows) -> Self:
+        """The settings of the base as a model, to which the net is set."""
+
+    def gain_of_all_rows(self, rows: Rows) -> float:
+        """Nats of a new row that a base gains if it is fitted to the rows that guard as well."""
+        return 0.0
+
+    def said_enough(self, net: EnergyNet, rows: Rows) -> bool:
+        """Whether warnings of the training say already that held-out rows gained little."""
+        return bool(net.note_)
 
 
 class JointBlueprint(Blueprint):

@@ -37,6 +37,17 @@ def is_kept(found: Gain, of_all_rows: float = 0.0) -> bool:
     return found.gain > of_all_rows + LEAST_ERRORS * found.error
 
 
+def gain_by_more_rows(seen: float, new: float, share: float) -> float:
+    """Nats of a new row that a base gains if a `share` of all rows is fitted as well.
+
+    With k parameters and n rows, rows that were fitted are more likely than new ones by k / n and
+    new ones are less likely than by the best parameters by k / (2 n): asymptotically, for maximum
+    likelihood (Akaike 1974). So the gain is the share times half of the difference of the mean
+    log-likelihoods of rows that were `seen` and of `new` ones.
+    """
+    return share * max(seen - new, 0.0) / 2
+
+
 def warn_of_base(found: Gain, of_all_rows: float = 0.0, what: str = "The model") -> None:
     """Say that a model, or the part of it that is named, is its base, and why."""
     more = f", and a base of all rows is expected to gain {of_all_rows:.2g}" if of_all_rows else ""

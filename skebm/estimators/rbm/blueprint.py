@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from skebm.distributions import (
     IndependentBernoulli,
 )
 from skebm.estimators.base import (
+    GuardedBlueprint,
     JointBlueprint,
     at_least_two,
     chain_rows,
@@ -72,7 +73,7 @@ from skebm.training import SGD
 from skebm.training.guard import ENOUGH_STEPS, MOST_LOST, N_ASSESSMENTS, Assess, DivergenceError
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
-from skebm.training.selection import Gain, epochs_by_halves, n_held_out
+from skebm.training.selection import Gain, epochs_by_halves, gain_by_more_rows, n_held_out
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
@@ -115,7 +116,7 @@ GAIN, ERROR, LEAST_RISE = "gain_over_base", "gain_error", 0.1
 
 
 @dataclass(frozen=True)
-class RBMBlueprint(JointBlueprint):
+class RBMBlueprint(GuardedBlueprint, JointBlueprint):
     """Resolved settings of an RBM.
 
     Attributes
@@ -168,7 +169,6 @@ class RBMBlueprint(JointBlueprint):
     by_halves: bool
     streaming: bool
     guard_seed: int | None
-    may_be_its_base: ClassVar[bool] = True
 
     @property
     def n_hidden(self) -> int:
@@ -350,10 +350,15 @@ class RBMBlueprint(JointBlueprint):
     def said_enough(self, net: EnergyNet, rows: Rows) -> bool:
         return bool(net.note_ or self._why_not_converged(net, rows))
 
-    def rows_apart(self, rows: Rows) -> tuple[Rows, Rows] | None:
-        return None if self.guard_seed is None else without_guards(rows, self.guard_seed)
+    def gain_of_all_rows(self, rows: Rows) -> float:
+        if self.guard_seed is None:
+            return 0.0
+        train, held_out = without_guards(rows, self.guard_seed)
+        seen, new = self.mean_of_base(train), self.mean_of_base(held_out)
+        return gain_by_more_rows(seen, new, len(held_out) / len(rows))
 
     def mean_of_base(self, rows: Rows) -> float:
+        """Mean log-likelihood of rows, of their known entries, under the base."""
         x, counts = rows.block(0, len(rows)), rows.counts
         with torch.no_grad():
             if rows.known is None:

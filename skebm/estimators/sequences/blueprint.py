@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from skebm.distributions import Columns, Distribution, Gaussian
 from skebm.distributions.independent import blocks_of
 from skebm.energies import MixedRBM, TemporalEnergy
 from skebm.energies.rbm.temporal import RowwiseRBM, exact_log_z
-from skebm.estimators.base import Blueprint, stopping_of
+from skebm.estimators.base import GuardedBlueprint, stopping_of
 from skebm.estimators.sequences.table import SequenceTable
 from skebm.objectives.temporal import TemporalDivergence
 from skebm.partition.given import (
@@ -58,7 +58,7 @@ EXACT_COST = 1e5
 
 
 @dataclass(frozen=True)
-class TemporalBlueprint(Blueprint):
+class TemporalBlueprint(GuardedBlueprint):
     """Resolved settings of a temporal RBM.
 
     Attributes
@@ -91,7 +91,6 @@ class TemporalBlueprint(Blueprint):
     n_steps: int
     n_windows: int
     guarded: bool
-    may_be_its_base: ClassVar[bool] = True
 
     def objective(self, generator: torch.Generator) -> TemporalDivergence:
         dtype = self.plan.torch_dtype

@@ -16,7 +16,7 @@ from skebm.base.objective import Objective, effective_count, weighted_mean, weig
 from skebm.distributions import GaussianMixture, RegressionMixture
 from skebm.energies import ConditionalEnergy, Spec, build_network
 from skebm.energies.conditional import target_whitening
-from skebm.estimators.base import Blueprint
+from skebm.estimators.base import GuardedBlueprint
 from skebm.estimators.neural.conditional.normalisers import (
     MOST_NODES,
     N_PILOTS,
@@ -40,7 +40,7 @@ from skebm.partition.given import (
 from skebm.training.guard import Assess, Assessment
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
-from skebm.training.selection import n_held_out
+from skebm.training.selection import gain_by_more_rows, n_held_out
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
@@ -59,7 +59,7 @@ N_CHAINS, N_BETAS = 4, 20
 
 
 @dataclass(frozen=True)
-class ConditionalBlueprint(Blueprint):
+class ConditionalBlueprint(GuardedBlueprint):
     """Resolved settings of a conditional density.
 
     Attributes
@@ -91,7 +91,7 @@ class ConditionalBlueprint(Blueprint):
     n_steps: int
     seed: int
     step_size: float = 0.1
-    may_be_its_base: ClassVar[bool] = True
+    needs_judges: ClassVar[bool] = True
     of_what: ClassVar[str] = "p(x given c)"
 
     def objective(self, generator: torch.Generator) -> Objective:
@@ -122,7 +122,7 @@ class ConditionalBlueprint(Blueprint):
 
     def hold_out(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
         """The rows that neither the base nor the network sees, see :func:`guarding_rows`."""
-        return self.rows_apart(rows) or (rows, None)
+        return self._rows_apart(rows) or (rows, None)
 
     def assessment(self) -> Assess:
         return functools.partial(assess_rows, self.energy)
@@ -130,9 +130,6 @@ class ConditionalBlueprint(Blueprint):
     def finalised(self, net: EnergyNet, rows: Rows) -> ConditionalBlueprint:
         """With a step size of the model's chains; the base where rows gain too little."""
         found = super().finalised(net, rows)
-        unjudged = net.held_out_ is None and not net.streaming and net.validation is None
-        if unjudged or not len(net.history):
-            found = self.base_alone(net, rows)
         energy = found.energy(net.module_.energy.eval())
         generator = torch.Generator(rows.device).manual_seed(net.seed_)
         index = torch.linspace(0, len(rows) - 1, min(len(rows), N_PILOTS), device=rows.device)
@@ -151,13 +148,22 @@ class ConditionalBlueprint(Blueprint):
                 parameter.zero_()
         return found
 
-    def rows_apart(self, rows: Rows) -> tuple[Rows, Rows] | None:
+    def gain_of_all_rows(self, rows: Rows) -> float:
+        apart = self._rows_apart(rows)
+        if apart is None:
+            return 0.0
+        seen, new = map(self._mean_of_base, apart)
+        return gain_by_more_rows(seen, new, len(apart[1]) / len(rows))
+
+    def _rows_apart(self, rows: Rows) -> tuple[Rows, Rows] | None:
+        """Rows that the base and the network see, and those that guard; None without any."""
         out = guarding_rows(rows, self.seed)
         if not out.any():
             return None
         return rows.subset((~out).nonzero().ravel()), rows.subset(out.nonzero().ravel())
 
-    def mean_of_base(self, rows: Rows) -> float:
+    def _mean_of_base(self, rows: Rows) -> float:
+        """Mean log-likelihood of rows given their conditions, under the base."""
         x, n_given = rows.block(0, len(rows)), self.table.n_conditions
         with torch.no_grad():
             found = self.base.to(rows.device, rows.dtype).given(x[:, :n_given])

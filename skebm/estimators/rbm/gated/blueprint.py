@@ -16,7 +16,7 @@ from skebm.base.objective import effective_count, weighted_mean, weighted_varian
 from skebm.distributions import Distribution, Gaussian, IndependentBernoulli
 from skebm.energies import GatedEnergy
 from skebm.energies.rbm.gated import MAX_LOG_PRECISION
-from skebm.estimators.base import Blueprint, stopping_of
+from skebm.estimators.base import GuardedBlueprint, stopping_of
 from skebm.estimators.rbm.gated.table import PairTable
 from skebm.estimators.tables.bases import column_means
 from skebm.objectives import ConditionalDivergence
@@ -45,7 +45,7 @@ NOTED_LOSS = 0.1
 
 
 @dataclass(frozen=True)
-class GatedBlueprint(Blueprint):
+class GatedBlueprint(GuardedBlueprint):
     """Resolved settings of a gated RBM.
 
     Attributes
@@ -67,7 +67,7 @@ class GatedBlueprint(Blueprint):
     n_hidden: int
     n_steps: int
     without_filters: bool = False
-    may_be_its_base: ClassVar[bool] = True
+    needs_judges: ClassVar[bool] = True
     of_what: ClassVar[str] = "p(y given x)"
 
     def objective(self, generator: torch.Generator) -> ConditionalDivergence:
@@ -113,13 +113,6 @@ class GatedBlueprint(Blueprint):
     def scoring_energy(self, energy: GatedEnergy) -> GatedEnergy:
         """A copy in double precision, whose rounding is below what a row is given in."""
         return energy.in_double()
-
-    def finalised(self, net: EnergyNet, rows: Rows) -> GatedBlueprint:
-        """With the base alone, where held-out pairs gain too little, or none judge."""
-        unjudged = net.held_out_ is None and not net.streaming and net.validation is None
-        if unjudged or not len(net.history):
-            return self.base_alone(net, rows)
-        return super().finalised(net, rows)
 
     def base_alone(self, net: EnergyNet, rows: Rows) -> GatedBlueprint:
         """Independent columns of y, beside mapping units of the trained model."""
