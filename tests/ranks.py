@@ -1,6 +1,7 @@
 """Runs a function on several processes that `torch.distributed` connects, as torchrun would."""
 
 import datetime
+import faulthandler
 import multiprocessing
 import os
 import pickle
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 # Seconds after which processes that wait for each other are ended.
-PATIENCE = 90
+PATIENCE = 240
 
 
 class DiedError(Exception):
@@ -21,6 +22,13 @@ class DiedError(Exception):
 
 
 def _run(function, args, rank, size, folder, timeout):
+    with Path(folder, f"stack{rank}").open("w") as stack:
+        faulthandler.dump_traceback_later(0.9 * PATIENCE, file=stack)  # where it hangs
+        _store(function, args, rank, size, folder, timeout)
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _store(function, args, rank, size, folder, timeout):
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by what runs in background
     try:
@@ -39,12 +47,15 @@ def _run(function, args, rank, size, folder, timeout):
     part.rename(Path(folder, f"found{rank}"))
 
 
-def on_ranks(function, *args, size=2, timeout=30, kill=None, start="fork"):
+def on_ranks(function, *args, size=2, timeout=30, kill=None):
     """What ``function(rank, *args)`` returns or raises on each rank, in a list.
 
     `kill` is a rank and a time in seconds, or a condition, after which it is killed.
     """
-    context = multiprocessing.get_context(start)  # forked ones import nothing anew
+    context = multiprocessing.get_context("forkserver")
+    # Forked from a process that has imported everything and has no threads, whose locks and pools
+    # a fork of this one might wait for.
+    context.set_forkserver_preload([function.__module__])
     with tempfile.TemporaryDirectory() as folder:
         processes = [
             context.Process(target=_run, args=(function, args, rank, size, folder, timeout))
@@ -61,7 +72,8 @@ def on_ranks(function, *args, size=2, timeout=30, kill=None, start="fork"):
         hung = [process for process in processes if process.is_alive()]
         for process in hung:
             process.kill()
-        assert not hung, f"{len(hung)} of {size} processes hang"
+        stacks = "".join(path.read_text() for path in Path(folder).glob("stack*"))
+        assert not hung, f"{len(hung)} of {size} processes hang:\n{stacks}"
         return [_result(Path(folder, f"found{rank}")) for rank in range(size)]
 
 

@@ -537,7 +537,6 @@ def fitted_on(name, device):
     ],
 )
 def test_the_steps_of_several_processes_are_those_of_one(device, backend):
-    start = "fork" if device == "cpu" else "spawn"  # CUDA does not work in forked processes
-    (found,) = on_ranks(of_one, device, backend, size=1, start=start)
+    (found,) = on_ranks(of_one, device, backend, size=1)
     for name, expected in found[0].items():
         assert_same_curve(expected, found[1][name])
