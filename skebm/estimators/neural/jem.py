@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from sklearn.base import BaseEstimator, clone
 from torch import Tensor, nn
 
 from skebm._validation import (
@@ -20,10 +20,13 @@ from skebm.base import Sampler
 from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.energies import ClassMarginal, NeuralEnergy, Spec, build_network
-from skebm.estimators import classifiers
 from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import JOINT_CONSTRAINTS, BaseEBM
-from skebm.estimators.classifiers import class_weights, codes_of
+from skebm.estimators.classifiers import (
+    ProbabilisticClassifierMixin,
+    class_weights,
+    codes_of,
+)
 from skebm.estimators.neural.blueprint import (
     BASE,
     CONFIGS,
@@ -232,7 +235,7 @@ class JointRule(ChainRule):
 
 
 @shared_docs
-class JEMClassifier(ClassifierMixin, NeuralMixin, BaseEBM):
+class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
     r"""Joint energy-based model: a classifier whose logits also define a density of the rows.
 
     .. math:: p(x, y) = p(y \mid x)\, p(x) , \qquad
@@ -431,10 +434,6 @@ class JEMClassifier(ClassifierMixin, NeuralMixin, BaseEBM):
         self.dtype = dtype
         self.net_params = net_params
 
-    # ---------------------------------------------------------------- fitting
-
-    fit, partial_fit = classifiers.fit, classifiers.partial_fit
-
     # ---------------------------------------------------------------- hooks of the base class
 
     def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
@@ -516,12 +515,6 @@ class JEMClassifier(ClassifierMixin, NeuralMixin, BaseEBM):
         found = self._map(rows, logits_of).double()
         found = found - (1 - self.power_) * found.logsumexp(1, keepdim=True)
         return self._blueprint.table.check_finite(found.numpy(), rows, "the logits")
-
-    predict, predict_proba = classifiers.predict, classifiers.predict_proba
-    predict_log_proba = classifiers.predict_log_proba
-    decision_function = classifiers.decision_function
-
-    joint_energy, joint_log_proba = classifiers.joint_energy, classifiers.joint_log_proba
 
     # ---------------------------------------------------------------- density
 

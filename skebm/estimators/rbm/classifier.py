@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from sklearn.base import (
-    ClassifierMixin,
     ClassNamePrefixFeaturesOutMixin,
     TransformerMixin,
     clone,
@@ -24,17 +23,19 @@ from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
 from skebm.energies import ClassRBM
-from skebm.estimators import classifiers
 from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import (
     JOINT_CONSTRAINTS,
     BaseEBM,
-    PartitionMixin,
     draw_seed,
     read_only,
     validate_coded,
 )
-from skebm.estimators.classifiers import class_weights, codes_of
+from skebm.estimators.classifiers import (
+    ProbabilisticClassifierMixin,
+    class_weights,
+    codes_of,
+)
 from skebm.estimators.rbm.class_blueprint import (
     PRECONDITION,
     ClassBlueprint,
@@ -65,7 +66,7 @@ MOST_REJECTED = 10_000
 
 @shared_docs
 class RBMClassifier(
-    ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, PartitionMixin, BaseEBM
+    ClassNamePrefixFeaturesOutMixin, TransformerMixin, ProbabilisticClassifierMixin, BaseEBM
 ):
     r"""Classification restricted Boltzmann machine: exact class probabilities and a density.
 
@@ -277,8 +278,6 @@ class RBMClassifier(
         self.dtype = dtype
         self.net_params = net_params
 
-    fit, partial_fit = classifiers.fit, classifiers.partial_fit
-
     # ---------------------------------------------------------------- hooks of the base class
 
     def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
@@ -353,10 +352,6 @@ class RBMClassifier(
 
     # ---------------------------------------------------------------- classes
 
-    predict, predict_proba = classifiers.predict, classifiers.predict_proba
-    predict_log_proba = classifiers.predict_log_proba
-    decision_function = classifiers.decision_function
-
     @property
     def _trained(self) -> ClassRBM:
         """The machine of rows and classes, whatever p(x) is."""
@@ -381,8 +376,6 @@ class RBMClassifier(
         energy = self._blueprint.scoring_energy(self._trained)
         found = rows.map(energy.class_logits, energy.domain.n_columns)
         return np.asarray(found.double().numpy())
-
-    joint_energy, joint_log_proba = classifiers.joint_energy, classifiers.joint_log_proba
 
     # ---------------------------------------------------------------- features and samples
 
