@@ -654,7 +654,8 @@ class BaseEBM(BaseEstimator, abc.ABC):
     def _map(self, rows: Rows, function: Callable[[Any, Tensor], Tensor]) -> Tensor:
         """Apply ``function(energy, x)``, which treats rows independently, to all rows."""
         energy = self._blueprint.scoring_energy(self.energy_)
-        return rows.map(lambda x: function(energy, x), energy.domain.n_columns)
+        dtype = next(energy.parameters()).dtype
+        return rows.map(lambda x: function(energy, x.to(dtype)), energy.domain.n_columns)
 
     def _energies(self, rows: Rows, *, likely: bool = False) -> np.ndarray:
         """Energies of rows in the units of the data, (n,); `likely` if used as likelihoods."""
@@ -999,8 +1000,18 @@ class PartitionMixin(OfModel):
         return self._log_partition().parts
 
 
-class BaseDensity(OutlierMixin, DensityMixin, PartitionMixin, BaseEBM, abc.ABC):
-    """Base class of density estimators, which also detect outliers."""
+class DetectionMixin(OutlierMixin, DensityMixin, OfModel):
+    """Fits of a density, and the threshold by which it detects outliers."""
+
+    contamination: Any
+
+    @abc.abstractmethod
+    def decision_function(self, X: Any) -> np.ndarray:
+        """How much likelier each row is than the threshold, negative for outliers, (n_samples,)."""
+
+    @abc.abstractmethod
+    def _set_threshold(self, rows: Rows) -> None:
+        """Set the threshold of `predict`, or keep what it will be computed from."""
 
     @fit_context(prefer_skip_nested_validation=True)
     @raises_interrupt
@@ -1014,8 +1025,8 @@ class BaseDensity(OutlierMixin, DensityMixin, PartitionMixin, BaseEBM, abc.ABC):
 
         Parameters
         ----------
-        X : {array-like, sparse matrix} of shape (n_samples, n_features)
-            Training rows.
+        X : array-like of shape (n_samples, n_features)
+            Training rows; models of bits take sparse matrices, too.
         y : None
             Not used; present by convention.
         sample_weight : array-like of shape (n_samples,), default=None
@@ -1033,14 +1044,14 @@ class BaseDensity(OutlierMixin, DensityMixin, PartitionMixin, BaseEBM, abc.ABC):
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Train for one epoch on the rows of X, in mini-batches, from the current state.
 
-        Chains, offsets, momentum and the scaling of the columns persist between calls. The
-        threshold of `predict` is computed from the rows of the last call.
+        The scaling of the columns, the base, chains, offsets and momentum persist between calls.
+        The threshold of `predict` is computed from the rows of the last call.
 
         A call that fails or is interrupted leaves the estimator unchanged, bit for bit.
 
         Parameters
         ----------
-        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+        X : array-like of shape (n_samples, n_features)
             Training rows, with the columns of the first call.
         y : None
             Not used; present by convention.
@@ -1054,12 +1065,32 @@ class BaseDensity(OutlierMixin, DensityMixin, PartitionMixin, BaseEBM, abc.ABC):
         self._set_threshold(self._fit(X, sample_weight, streaming=True))
         return self
 
+    def _kept_share(self, rows: Rows) -> float:
+        """Fraction of `rows`, those a fit kept, that `predict` classifies as outliers."""
+        return rows.share_of_kept(0.1 if self.contamination == "auto" else self.contamination)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Classify rows as inliers (+1) or outliers (-1).
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+        """
+        return np.where(self.decision_function(X) >= 0, 1, -1)
+
+
+class BaseDensity(DetectionMixin, PartitionMixin, BaseEBM, abc.ABC):
+    """Base class of densities whose rows share one log Z."""
+
     @attended
     def _set_threshold(self, rows: Rows) -> None:
-        fraction = 0.1 if self.contamination == "auto" else self.contamination
         energies = divided(rows, self._energies)
         weight = None if rows.is_mapped and rows.weight is None else rows.counts.cpu().numpy()
-        self.threshold_ = upper_quantile(energies, rows.share_of_kept(fraction), weight)
+        self.threshold_ = upper_quantile(energies, self._kept_share(rows), weight)
 
     def score(self, X: Any, y: Any = None) -> float:
         """Mean log-likelihood of the rows in nats, with the largest credible log Z.
@@ -1111,15 +1142,30 @@ class BaseDensity(OutlierMixin, DensityMixin, PartitionMixin, BaseEBM, abc.ABC):
         energy = self.energy(X)  # checks that the model is fitted
         return self.threshold_ - energy
 
-    def predict(self, X: Any) -> np.ndarray:
-        """Classify rows as inliers (+1) or outliers (-1).
+
+class BaseConditional(DetectionMixin, BaseEBM, abc.ABC):
+    """Base class of densities of rows given conditions, each of which has a log Z of its own."""
+
+    threshold_: Any
+
+    @property
+    def offset_(self) -> float:
+        """Threshold of `predict` in the units of `score_samples`."""
+        return float(self.threshold_)
+
+    @abc.abstractmethod
+    def score_samples(self, X: Any) -> np.ndarray:
+        """Log-likelihood of each row given its condition, in nats, (n_samples,)."""
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Log-likelihood given the condition minus the threshold: negative for outliers.
 
         Parameters
         ----------
-        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+        X : array-like of shape (n_samples, n_features)
 
         Returns
         -------
         ndarray of shape (n_samples,)
         """
-        return np.where(self.decision_function(X) >= 0, 1, -1)
+        return self.score_samples(X) - self.threshold_

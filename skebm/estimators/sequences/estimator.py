@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from sklearn.base import (
-    ClassNamePrefixFeaturesOutMixin,
-    DensityMixin,
-    OutlierMixin,
-    TransformerMixin,
-)
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from torch import Tensor
 
 from skebm._validation import Interval, Options, StrOptions, check_is_fitted, fit_context
@@ -30,7 +25,7 @@ from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import (
     COMMON_CONSTRAINTS,
     CONTAMINATION,
-    BaseEBM,
+    BaseConditional,
     held_out_fraction,
     raises_interrupt,
     read_only,
@@ -89,9 +84,7 @@ N_BURN_IN = 20
 
 
 @shared_docs
-class TemporalRBM(
-    ClassNamePrefixFeaturesOutMixin, TransformerMixin, OutlierMixin, DensityMixin, BaseEBM
-):
+class TemporalRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseConditional):
     r"""Restricted Boltzmann machine of sequences: its biases depend on the frames before.
 
     .. math::
@@ -367,13 +360,15 @@ class TemporalRBM(
 
         rows = self._fit(X, None, streaming=streaming, encode=first)
         assert isinstance(rows, Segments)
-        fraction = 0.1 if self.contamination == "auto" else self.contamination
+        self._set_threshold(rows)
+        return self
+
+    def _set_threshold(self, rows: Rows) -> None:
+        assert isinstance(rows, Segments)
         some = rows if len(rows.x) <= N_REFERENCE_FRAMES else rows.beginning(N_REFERENCE_FRAMES)
         n_temperatures = min(self.n_temperatures, REFERENCE_TEMPERATURES)
-        fraction = rows.share_of_kept(fraction)
         value = self._scores(some, lower=False, n_temperatures=n_temperatures).log_prob
-        self.threshold_ = -upper_quantile(-value, fraction, np.ones(len(value)))
-        return self
+        self.threshold_ = -upper_quantile(-value, self._kept_share(rows), np.ones(len(value)))
 
     def _targets_without(self, y: np.ndarray, rows: np.ndarray) -> np.ndarray:
         return first_without(y, rows)
@@ -595,7 +590,7 @@ class TemporalRBM(
         """
         found = self._scores(self._frames(X, lengths), lower=True)
         error = float(np.sqrt(np.square(found.std_error).sum())) / len(found.log_prob)
-        return min(float(found.lower.mean()), float(found.log_prob.mean())) - 2 * error
+        return found.pessimistic_mean(error)
 
     @in_sequences
     def energy(self, X: Any, lengths: Any = None) -> np.ndarray:
@@ -909,11 +904,6 @@ class TemporalRBM(
         return FrameStream(self, lags.cpu().numpy(), now, n_frames)
 
     # ---------------------------------------------------------------- fitted attributes
-
-    @property
-    def offset_(self) -> float:
-        """Threshold of `predict` in the units of `score_samples`."""
-        return self.threshold_
 
     @property
     def learning_(self) -> str:

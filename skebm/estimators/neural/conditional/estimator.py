@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from sklearn.base import DensityMixin, OutlierMixin
 from sklearn.utils import check_array
 from torch import Tensor
 
@@ -16,7 +15,6 @@ from skebm._validation import (
     StrOptions,
     check_is_fitted,
     draw_seed,
-    fit_context,
     is_frame,
 )
 from skebm.base import LogLikelihoods, sampling
@@ -28,10 +26,8 @@ from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import (
     COMMON_CONSTRAINTS,
     CONTAMINATION,
-    BaseEBM,
+    BaseConditional,
     held_out_fraction,
-    raises_interrupt,
-    restores_on_failure,
     upper_quantile,
     validate_coded,
 )
@@ -69,7 +65,7 @@ from skebm.partition.given import (
     resampled,
     uniforms_of,
 )
-from skebm.training.rows import Rows, share_of_kept
+from skebm.training.rows import Rows
 from skebm.training.streams import by_blocks
 
 if TYPE_CHECKING:
@@ -86,18 +82,18 @@ N_DRAW_BETAS, DRAW_CHAINS, BLOCK = 50, 8, 256
 
 
 class ReferenceRows:
-    """Training rows (c, u) with their weights, and the threshold that they set once it is known.
+    """Training rows (c, u) with their weights, and the threshold once it is known.
 
-    `left_out` is the weight of the rows that were left out of the fit, relative to that of others.
+    A fraction `share` of them is below the threshold.
     """
 
-    def __init__(self, rows: np.ndarray, counts: np.ndarray, left_out: float):
-        self.rows, self.counts, self.left_out = rows, counts, left_out
+    def __init__(self, rows: np.ndarray, counts: np.ndarray, share: float):
+        self.rows, self.counts, self.share = rows, counts, share
         self.threshold: float | None = None
 
 
 @shared_docs
-class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
+class ConditionalDensity(BaseConditional):
     r"""Neural density of some columns given the others, p(x | c), normalised for every c.
 
     .. math:: p(x \mid c) = \frac{1}{Z(c)}\, q(x \mid c)\, e^{-f(c, x)} , \qquad
@@ -279,63 +275,15 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         self.dtype = dtype
         self.net_params = net_params
 
-    # ---------------------------------------------------------------- fitting
+    # ---------------------------------------------------------------- hooks of the base class
 
-    @fit_context(prefer_skip_nested_validation=True)
-    @raises_interrupt
-    @restores_on_failure
-    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
-        """Fit the model to rows that hold the conditions c and the columns x.
-
-        Ctrl-C during training raises `KeyboardInterrupt` once the model trained so far is usable. A
-        call that fails in any other way leaves the estimator as it was before it.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-            Columns of c, as `given` lists them, and of x.
-        y : None
-            Not used; present by convention.
-        sample_weight : array-like of shape (n_samples,), default=None
-            Non-negative importance of the rows, on any scale; rows of weight 0 are ignored.
-
-        Returns
-        -------
-        self : object
-        """
-        self._keep(self._fit(X, sample_weight, streaming=False))
-        return self
-
-    @restores_on_failure
-    @fit_context(prefer_skip_nested_validation=True)
-    def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
-        """Train for one epoch on the rows of X, in mini-batches, from the current state.
-
-        Scales, regression and base are those of the first call. A call that fails or is interrupted
-        leaves the estimator as it was before it, bit for bit.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-        y : None
-            Not used; present by convention.
-        sample_weight : array-like of shape (n_samples,), default=None
-
-        Returns
-        -------
-        self : object
-        """
-        self._keep(self._fit(X, sample_weight, streaming=True))
-        return self
-
-    def _keep(self, rows: Rows) -> None:
-        """Keep rows whose likelihoods set the threshold when it is first needed."""
+    def _set_threshold(self, rows: Rows) -> None:
         index = torch.linspace(0, len(rows) - 1, min(len(rows), N_REFERENCE_ROWS)).long()
         index = index.to(rows.device)
         self._judged = ReferenceRows(
             rows.take(index).cpu().numpy(),
             rows.counts[index].cpu().numpy(),
-            rows.left_out / rows.total_weight,
+            self._kept_share(rows),
         )
 
     def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
@@ -393,10 +341,6 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         )
 
     # ---------------------------------------------------------------- likelihoods
-
-    def _map(self, rows: Rows, function: Any) -> Tensor:
-        energy = self._blueprint.scoring_energy(self.energy_)
-        return rows.map(lambda x: function(energy, x.double()))
 
     def _scores(self, rows: Rows, *, upper: bool) -> tuple[LogLikelihoods, float]:
         """Log-likelihoods of rows (c, u), and the standard error of their mean by that of log Z.
@@ -489,7 +433,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         float
         """
         found, error = self._scores(self._rows(X), upper=True)
-        return float(found.lower.mean()) - 2 * error
+        return found.pessimistic_mean(error)
 
     @by_blocks
     def energy(self, X: Any) -> np.ndarray:
@@ -507,32 +451,6 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         ndarray of shape (n_samples,)
         """
         return self._energies(self._rows(X))
-
-    def decision_function(self, X: Any) -> np.ndarray:
-        """Log-likelihood given the condition minus the threshold: negative for outliers.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-
-        Returns
-        -------
-        ndarray of shape (n_samples,)
-        """
-        return self.score_samples(X) - self.threshold_
-
-    def predict(self, X: Any) -> np.ndarray:
-        """Classify rows as inliers (+1) or as outliers given their conditions (-1).
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-
-        Returns
-        -------
-        ndarray of shape (n_samples,)
-        """
-        return np.where(self.decision_function(X) >= 0, 1, -1)
 
     # ---------------------------------------------------------------- what x is, given c
 
@@ -662,15 +580,8 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
                 torch.tensor(judged.rows).to(like), weight, dtype=like.dtype, device=like.device
             )
             value, _ = self._scores(rows, upper=False)
-            fraction = 0.1 if self.contamination == "auto" else self.contamination
-            fraction = share_of_kept(fraction, judged.left_out)
-            judged.threshold = -upper_quantile(-value.log_prob, fraction, judged.counts)
+            judged.threshold = -upper_quantile(-value.log_prob, judged.share, judged.counts)
         return judged.threshold
-
-    @property
-    def offset_(self) -> float:
-        """Threshold of `predict` in the units of `score_samples`."""
-        return self.threshold_
 
     @property
     def given_(self) -> list[int]:

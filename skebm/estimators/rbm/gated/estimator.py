@@ -410,7 +410,7 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
         float
             In nats.
         """
-        return float(self.log_likelihood(X, y).lower.mean())
+        return self.log_likelihood(X, y).pessimistic_mean()
 
     def _computed(
         self,
@@ -425,10 +425,6 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
         with torch.no_grad():
             found = torch.cat([function(energy, x.double()) for x in blocks]).cpu().numpy()
         return self._blueprint.table.check_finite(found, rows, what)
-
-    def _map(self, rows: Rows, function: Callable[[Any, Tensor], Tensor]) -> Tensor:
-        energy = self._blueprint.scoring_energy(self.energy_)
-        return rows.map(lambda x: function(energy, x.double()))
 
     def _alone(self, X: Any) -> tuple[Rows, np.dtype]:
         """Rows x without their y, and their precision."""
