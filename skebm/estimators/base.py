@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, DensityMixin, OutlierMixin, clone
+from sklearn.base import (
+    BaseEstimator,
+    ClassNamePrefixFeaturesOutMixin,
+    DensityMixin,
+    OutlierMixin,
+    TransformerMixin,
+    clone,
+)
 from torch import Tensor
 
 from skebm._validation import (
@@ -43,10 +50,13 @@ from skebm._validation import (
 )
 from skebm.base import LogPartition, Objective, PartitionEstimator, Sampler, torchtools
 from skebm.base import Real as Numbers
+from skebm.base.energy import check_temperature
 from skebm.base.processes import collected, lock_of
 from skebm.base.processes.modes import TorchModes
+from skebm.base.sampler import whole_number
 from skebm.energies.neural import given_network, stored_network
 from skebm.estimators.storage import installed_version, pack, unpack
+from skebm.estimators.tables.columns import Coding
 from skebm.estimators.tables.gross import gross_rows_of
 from skebm.estimators.tables.table import Table
 from skebm.estimators.tables.unchanged import check_unchanged, first_parameters
@@ -841,6 +851,31 @@ else:
     OfModel = object
 
 
+class CategoriesMixin(OfModel):
+    """Validation of X whose columns may be categories, which become codes."""
+
+    def _learn_coding(self, X: Any, asked: Any) -> Coding | None:
+        """The categories of the columns of X, given the parameter `categorical_features`."""
+        return Coding.learn(X, asked)
+
+    def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
+        kwargs |= {"reset": reset, "min_samples": min_samples}
+        return validate_coded(self, X, super()._validate, self._learn_coding, **kwargs)
+
+
+class FeaturesMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, OfModel):
+    """Features of rows, such as means of hidden units, in the precision of X."""
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+    @property
+    def _n_features_out(self) -> int:
+        return int(self._blueprint.n_hidden)
+
+
 class PartitionMixin(OfModel):
     """Energies, log Z and likelihoods of a model whose rows share one log Z."""
 
@@ -882,6 +917,15 @@ class PartitionMixin(OfModel):
         ndarray of shape (n_samples,)
         """
         return -self._energies(self._rows(X), likely=True) - self.log_partition_
+
+    def _check_draws(self, n_samples: int, n_steps: int, temperature: float) -> None:
+        """Raise an error that names what is wrong with the arguments of `sample`."""
+        check_is_fitted(self)
+        whole_number("n_samples", n_samples, 1)
+        whole_number("n_steps", n_steps, 1)
+        check_temperature(temperature)
+        n_numbers = n_samples * self.energy_.domain.n_columns
+        torchtools.check_memory(f"n_samples={n_samples}", n_numbers, torch.float64)
 
     # ---------------------------------------------------------------- log Z
 

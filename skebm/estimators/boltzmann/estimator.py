@@ -21,16 +21,14 @@ from skebm._validation import (
     draw_seed,
 )
 from skebm.base import Clamp, Sampler
-from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
-from skebm.base.torchtools import check_memory
 from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import (
     DENSITY_CONSTRAINTS,
     BaseDensity,
+    CategoriesMixin,
     chain_rows,
     stopping_of,
-    validate_coded,
 )
 from skebm.estimators.boltzmann.blueprint import (
     CHEAP_COST,
@@ -52,7 +50,7 @@ from skebm.estimators.boltzmann.blueprint import (
 from skebm.estimators.boltzmann.errors import CouplingErrors, as_errors, covariance
 from skebm.estimators.boltzmann.gauge import conditional_means, zero_sum
 from skebm.estimators.boltzmann.structure import PathResult, SparsityPath, choose_graph
-from skebm.estimators.tables.columns import Coding, ColumnTable
+from skebm.estimators.tables.columns import ColumnTable
 from skebm.estimators.tables.frames import as_given
 from skebm.estimators.tables.table import SpinTable, Table, UnitIntervalTable, holds_spins
 from skebm.objectives.local import LOCAL_RULES
@@ -75,7 +73,7 @@ BLOCK, N_DRAWS, N_DRAW_STEPS = 10_000, 10_000, 200
 
 
 @shared_docs
-class BoltzmannMachineDensity(BaseDensity):
+class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
     r"""Fully visible Boltzmann machine: couplings, a graph and a density of discrete columns.
 
     .. math:: p(x) = \frac{1}{Z} \exp\Bigl(\sum_{i < j} J_{ij} x_i x_j + \sum_i b_i x_i\Bigr)
@@ -284,10 +282,6 @@ class BoltzmannMachineDensity(BaseDensity):
 
     def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
         return {"accept_sparse": "csr"}
-
-    def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
-        kwargs |= {"reset": reset, "min_samples": min_samples}
-        return validate_coded(self, X, super()._validate, Coding.learn, **kwargs)
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> Table:
         names = getattr(self, "feature_names_in_", None)
@@ -520,12 +514,7 @@ class BoltzmannMachineDensity(BaseDensity):
         -------
         ndarray or data frame of shape (n_samples, n_features)
         """
-        check_is_fitted(self)
-        whole_number("n_samples", n_samples, 1)
-        whole_number("n_steps", n_steps, 1)
-        check_temperature(temperature)
-        d = self.energy_.domain.n_columns
-        check_memory(f"n_samples={n_samples}", float(n_samples) * d, torch.float64)
+        self._check_draws(n_samples, n_steps, temperature)
         drawn = self._draw(n_samples, self._generator(random_state), n_steps, temperature)
         return self._blueprint.table.invert(drawn)
 

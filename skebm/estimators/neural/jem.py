@@ -17,8 +17,6 @@ from skebm._validation import (
     check_is_fitted,
 )
 from skebm.base import Sampler
-from skebm.base.energy import check_temperature
-from skebm.base.sampler import whole_number
 from skebm.energies import ClassMarginal, NeuralEnergy, Spec, build_network
 from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import JOINT_CONSTRAINTS, BaseEBM
@@ -557,12 +555,9 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
         """
         if y is None:
             return self._draw_rows(n_samples, random_state, temperature, given, n_steps)
-        check_is_fitted(self)
+        self._check_draws(n_samples, n_steps, temperature)
         if given is not None:
             raise ValueError("Pass y or given: rows of a class are drawn as a whole.")
-        self._check_n_samples(n_samples)
-        whole_number("n_steps", n_steps, 1)
-        check_temperature(temperature)
         codes, generator = (
             codes_of(y, n_samples, self.classes_),
             self._generator(random_state),

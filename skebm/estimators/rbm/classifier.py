@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from sklearn.base import (
-    ClassNamePrefixFeaturesOutMixin,
-    TransformerMixin,
     clone,
 )
 from torch import Tensor
@@ -18,8 +16,6 @@ from torch import Tensor
 from skebm._validation import Interval, StrOptions, check_is_fitted
 from skebm.base import Binary
 from skebm.base.domains import parts_of
-from skebm.base.energy import check_temperature
-from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
 from skebm.energies import ClassRBM
@@ -29,7 +25,6 @@ from skebm.estimators.base import (
     BaseEBM,
     draw_seed,
     read_only,
-    validate_coded,
 )
 from skebm.estimators.classifiers import (
     ProbabilisticClassifierMixin,
@@ -45,9 +40,9 @@ from skebm.estimators.rbm.class_blueprint import (
     takes_folds,
     weight_of_rows,
 )
-from skebm.estimators.rbm.drawing import Starts, draw_visible, starts_of
+from skebm.estimators.rbm.drawing import LayersMixin, draw_visible
 from skebm.estimators.tables.bases import COLUMN_BASES, check_base_stays
-from skebm.estimators.tables.columns import Coding, ColumnTable, fit_table_base, learn_columns
+from skebm.estimators.tables.columns import ColumnTable, fit_table_base, learn_columns
 from skebm.estimators.tables.table import Table, UnitIntervalTable
 from skebm.objectives import Centering, Penalty
 from skebm.samplers import ChainPolicy, Gibbs, Persistent
@@ -65,9 +60,7 @@ MOST_REJECTED = 10_000
 
 
 @shared_docs
-class RBMClassifier(
-    ClassNamePrefixFeaturesOutMixin, TransformerMixin, ProbabilisticClassifierMixin, BaseEBM
-):
+class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
     r"""Classification restricted Boltzmann machine: exact class probabilities and a density.
 
     .. math::
@@ -283,11 +276,6 @@ class RBMClassifier(
     def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
         return {"accept_sparse": "csr"}
 
-    def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
-        """Validated X, its categories as codes."""
-        kwargs |= {"reset": reset, "min_samples": min_samples}
-        return validate_coded(self, X, super()._validate, Coding.learn, **kwargs)
-
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> UnitIntervalTable | ColumnTable:
         return learn_columns(self, X, weight)
 
@@ -339,16 +327,6 @@ class RBMClassifier(
             return None if self.centering is None else clone(self.centering)
         free = (self.net_params or {}).get("lr", self.learning_rate) == "auto"
         return Centering(precondition=PRECONDITION if free else 0.0)
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
-        return tags
-
-    @property
-    def _n_features_out(self) -> int:
-        return self._blueprint.n_hidden
 
     # ---------------------------------------------------------------- classes
 
@@ -436,18 +414,11 @@ class RBMClassifier(
         ndarray of shape (n_samples, n_features)
             In the units of the data.
         """
-        check_is_fitted(self)
-        whole_number("n_samples", n_samples, 1)
-        whole_number("n_steps", n_steps, 1)
-        check_temperature(temperature)
-        n_numbers = n_samples * self.energy_.domain.n_columns
-        check_memory(f"n_samples={n_samples}", n_numbers, torch.float64)
+        self._check_draws(n_samples, n_steps, temperature)
         generator, table = self._generator(random_state), self._blueprint.table
         how: dict[str, Any] = {"n_steps": n_steps, "temperature": temperature}
         if y is None:
-            sampler = self._blueprint.layer_sampler
-            x = draw_visible(self.energy_, sampler, self._starts(), n_samples, generator, **how)
-            return table.invert(x)
+            return table.invert(self._draw(n_samples, generator, **how))
         codes = torch.as_tensor(codes_of(y, n_samples, self.classes_))
         found = torch.empty(n_samples, self.energy_.domain.n_columns)
         for code in codes.unique().tolist():
@@ -496,11 +467,6 @@ class RBMClassifier(
             f'{self.classes_[code]!r}: fit with objective="hybrid" to draw its rows.'
         )
 
-    def _starts(self) -> Starts:
-        """Where chains of the model start."""
-        reference = torch.as_tensor(self._reference).to(self._trained.weight)
-        return starts_of(self.energy_, self._blueprint, self.net_, reference)
-
     # ---------------------------------------------------------------- fitted attributes
 
     @property
@@ -514,12 +480,6 @@ class RBMClassifier(
         """Weight of -log p(x) in training."""
         check_is_fitted(self)
         return self._blueprint.generative_weight
-
-    @property
-    def base_(self) -> Distribution:
-        """The fitted base."""
-        check_is_fitted(self)
-        return self._blueprint.base
 
     @property
     def components_(self) -> np.ndarray:

@@ -23,10 +23,10 @@ from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import (
     COMMON_CONSTRAINTS,
     BaseEBM,
+    CategoriesMixin,
     held_out_fraction,
     raises_interrupt,
     restores_on_failure,
-    validate_coded,
 )
 from skebm.estimators.classifiers import encoded
 from skebm.estimators.rbm.class_blueprint import weight_of_rows
@@ -52,7 +52,7 @@ from skebm.estimators.sequences.table import (
     new_frames,
 )
 from skebm.estimators.tables.bases import COLUMN_BASES, check_base_stays
-from skebm.estimators.tables.columns import Coding, learn_columns
+from skebm.estimators.tables.columns import learn_columns
 from skebm.estimators.tables.table import Table
 from skebm.samplers import ChainPolicy, FromData
 from skebm.training import AdamW, EarlyStopping
@@ -77,7 +77,7 @@ def _has_density(classifier: TemporalRBMClassifier) -> bool:
 
 
 @shared_docs
-class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
+class TemporalRBMClassifier(ClassifierMixin, CategoriesMixin, BaseEBM):
     r"""Labels of the frames of sequences by a temporal restricted Boltzmann machine.
 
     A conditional RBM of frames and their labels [1]_ [2]_: the label is one more categorical
@@ -365,11 +365,6 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
 
     def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
         return {}
-
-    def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
-        """Validated frames, categories as codes."""
-        kwargs |= {"reset": reset, "min_samples": min_samples}
-        return validate_coded(self, X, super()._validate, Coding.learn, **kwargs)
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> LabelTable:
         n_labels = len(self.classes_)

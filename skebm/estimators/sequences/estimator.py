@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from torch import Tensor
 
 from skebm._validation import Interval, Options, StrOptions, check_is_fitted, fit_context
@@ -26,13 +25,15 @@ from skebm.estimators.base import (
     COMMON_CONSTRAINTS,
     CONTAMINATION,
     BaseConditional,
+    CategoriesMixin,
+    FeaturesMixin,
     held_out_fraction,
     raises_interrupt,
     read_only,
     restores_on_failure,
     upper_quantile,
-    validate_coded,
 )
+from skebm.estimators.rbm.drawing import check_imputation
 from skebm.estimators.sequences.blueprint import (
     FEWEST_FRAMES,
     RECURRENT_CONTEXT,
@@ -58,11 +59,7 @@ from skebm.estimators.sequences.table import (
     walk,
 )
 from skebm.estimators.tables.bases import COLUMN_BASES, check_base_stays, check_power
-from skebm.estimators.tables.columns import (
-    Coding,
-    fit_table_base,
-    learn_columns,
-)
+from skebm.estimators.tables.columns import fit_table_base, learn_columns
 from skebm.estimators.tables.frames import frame_like
 from skebm.estimators.tables.table import Table
 from skebm.partition.given import rowwise_log_z_from
@@ -84,7 +81,7 @@ N_BURN_IN = 20
 
 
 @shared_docs
-class TemporalRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseConditional):
+class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
     r"""Restricted Boltzmann machine of sequences: its biases depend on the frames before.
 
     .. math::
@@ -386,8 +383,7 @@ class TemporalRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseConditi
         **kwargs: Any,
     ) -> Any:
         """Validated frames, categories as codes; `ValueError` for missing entries if `complete`."""
-        kwargs |= {"reset": reset, "min_samples": min_samples}
-        X = validate_coded(self, X, super()._validate, Coding.learn, **kwargs)
+        X = super()._validate(X, reset=reset, min_samples=min_samples, **kwargs)
         if complete:
             names = getattr(self, "feature_names_in_", None)
             coded = vars(self).get("_coding") is not None
@@ -447,15 +443,6 @@ class TemporalRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseConditi
             n_windows=len(rows),
             guarded=guarded and len(rows.x) >= FEWEST_FRAMES,
         )
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
-        return tags
-
-    @property
-    def _n_features_out(self) -> int:
-        return self._blueprint.n_hidden
 
     # ---------------------------------------------------------------- frames and their past
 
@@ -864,13 +851,7 @@ class TemporalRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseConditi
             All sequences one below the other, without the `sequence_column`. Known entries are
             unchanged. Columns of integers and booleans are rounded.
         """
-        whole_number("n_steps", n_steps, 1)
-        if how not in ("sample", "mean", "mode"):
-            raise ValueError(f'how must be "sample", "mean" or "mode", got {how!r}.')
-        if n_draws is not None:
-            whole_number("n_draws", n_draws, 1)
-            if how != "sample":
-                raise ValueError(f'n_draws={n_draws} is for how="sample": there is one {how}.')
+        check_imputation(how, n_draws, n_steps)
         given = join_sequences(X, lengths, self.sequence_column)[0]
         rows, X = new_frames(self, X, lengths, complete=False)
         generator, energy = self._generator(random_state), self.energy_

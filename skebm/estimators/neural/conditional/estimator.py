@@ -27,9 +27,9 @@ from skebm.estimators.base import (
     COMMON_CONSTRAINTS,
     CONTAMINATION,
     BaseConditional,
+    CategoriesMixin,
     held_out_fraction,
     upper_quantile,
-    validate_coded,
 )
 from skebm.estimators.neural.blueprint import (
     CONFIGS,
@@ -56,7 +56,6 @@ from skebm.estimators.neural.conditional.table import (
     as_frame_of_targets,
     column_numbers,
 )
-from skebm.estimators.tables.columns import Coding
 from skebm.estimators.tables.table import Table
 from skebm.partition.given import (
     LangevinSteps,
@@ -93,7 +92,7 @@ class ReferenceRows:
 
 
 @shared_docs
-class ConditionalDensity(BaseConditional):
+class ConditionalDensity(CategoriesMixin, BaseConditional):
     r"""Neural density of some columns given the others, p(x | c), normalised for every c.
 
     .. math:: p(x \mid c) = \frac{1}{Z(c)}\, q(x \mid c)\, e^{-f(c, x)} , \qquad
@@ -288,11 +287,6 @@ class ConditionalDensity(BaseConditional):
 
     def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
         return {}
-
-    def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
-        """Validated rows, categories as codes."""
-        kwargs |= {"reset": reset, "min_samples": min_samples}
-        return validate_coded(self, X, super()._validate, Coding.learn, **kwargs)
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> ConditionalTable:
         known, d = getattr(self, "feature_names_in_", None), X.shape[1]

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.sparse as sp
 import torch
-from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from torch import Tensor
 
 from skebm._validation import (
@@ -29,6 +28,7 @@ from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import (
     COMMON_CONSTRAINTS,
     BaseEBM,
+    FeaturesMixin,
     raises_interrupt,
     read_only,
     restores_on_failure,
@@ -55,7 +55,7 @@ BLOCK = 256
 
 
 @shared_docs
-class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
+class GatedRBM(FeaturesMixin, BaseEBM):
     r"""Gated restricted Boltzmann machine: how rows y are made from rows x, and p(y | x).
 
     .. math::
@@ -314,12 +314,7 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
         tags = super().__sklearn_tags__()
         tags.target_tags.required = True
         tags.target_tags.multi_output = True
-        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
-
-    @property
-    def _n_features_out(self) -> int:
-        return self._blueprint.n_hidden
 
     # ---------------------------------------------------------------- likelihood of y given x
 
