@@ -462,6 +462,12 @@ class BaseEBM(BaseEstimator, abc.ABC):
 
     # ---------------------------------------------------------------- parameters
 
+    def __sklearn_tags__(self) -> Any:
+        tags, accepted = super().__sklearn_tags__(), self._accepted_input(reset=True)
+        tags.input_tags.sparse = bool(accepted.get("accept_sparse"))
+        tags.input_tags.allow_nan = accepted.get("ensure_all_finite") == "allow-nan"
+        return tags
+
     def _config_of(self, owner: str, value: Any, names: set[str]) -> Any:
         make = self._configs.get(owner)
         return None if make is None else make(value, names)

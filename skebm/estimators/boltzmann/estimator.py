@@ -440,11 +440,6 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
             chains.set_params(n_steps=1)
         return chains if chains.n_chains is not None else chains.set_params(n_chains=BATCH)
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        return tags
-
     # ---------------------------------------------------------------- methods
 
     def conditional_proba(self, X: Any) -> np.ndarray:

@@ -80,12 +80,6 @@ class LayersMixin(FeaturesMixin, CategoriesMixin, PartitionMixin):
 
     _blueprint: RBMBlueprint | ClassBlueprint
 
-    def __sklearn_tags__(self) -> Any:
-        tags, accepted = super().__sklearn_tags__(), self._accepted_input(reset=True)
-        tags.input_tags.sparse = "accept_sparse" in accepted
-        tags.input_tags.allow_nan = accepted.get("ensure_all_finite") == "allow-nan"
-        return tags
-
     def _draw(
         self, n: int, generator: torch.Generator, n_steps: int = 1000, temperature: float = 1.0
     ) -> Tensor:

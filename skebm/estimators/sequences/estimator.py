@@ -371,7 +371,7 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
         return first_without(y, rows)
 
     def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
-        return {"ensure_all_finite": "allow-nan"}
+        return {}
 
     def _validate(
         self,
@@ -383,7 +383,8 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
         **kwargs: Any,
     ) -> Any:
         """Validated frames, categories as codes; `ValueError` for missing entries if `complete`."""
-        X = super()._validate(X, reset=reset, min_samples=min_samples, **kwargs)
+        kwargs |= {"min_samples": min_samples, "ensure_all_finite": "allow-nan"}
+        X = super()._validate(X, reset=reset, **kwargs)
         if complete:
             names = getattr(self, "feature_names_in_", None)
             coded = vars(self).get("_coding") is not None
