@@ -545,7 +545,7 @@ def test_bad_settings():
     with pytest.raises(ValueError, match="use a smaller one"):
         clone(model).set_params(order=2, label_order=2).fit(X * 2, many * 2)
     with pytest.warns(UserWarning, match="chains.*no chains move.*needs log Z"):
-        clone(model).set_params(n_chains=3, chains=FromData()).fit(X, y)
+        clone(model).set_params(partition__n_chains=3, chains=FromData()).fit(X, y)
     with pytest.warns(UserWarning, match="generative_weight.*only"):
         clone(model).set_params(generative_weight=0.5).fit(X, y)
     fitted = clone(model).fit(X, y)

@@ -63,6 +63,7 @@ from skebm.estimators.tables.unchanged import check_unchanged, first_parameters
 from skebm.objectives import ContrastiveState
 from skebm.partition import Choice, ImportanceSampling, choose
 from skebm.partition.choice import in_a_line
+from skebm.partition.given import ConditionalAIS
 from skebm.training import DivergenceError, EarlyStopping
 from skebm.training.distributed import (
     attended,
@@ -99,6 +100,10 @@ COMMON_CONSTRAINTS: dict[str, list[Any]] = {
 JOINT_CONSTRAINTS: dict[str, list[Any]] = COMMON_CONSTRAINTS | {
     "partition": [StrOptions({"auto"}), PartitionEstimator, None],
     "sampler": [Sampler, None],
+}
+# Of models whose conditions have a log Z each.
+CONDITIONAL_CONSTRAINTS: dict[str, list[Any]] = COMMON_CONSTRAINTS | {
+    "partition": [StrOptions({"auto"}), ConditionalAIS],
 }
 CONTAMINATION = [Interval(Real, 0, 0.5, closed="right"), StrOptions({"auto"})]
 DENSITY_CONSTRAINTS: dict[str, list[Any]] = JOINT_CONSTRAINTS | {"contamination": CONTAMINATION}
@@ -1193,8 +1198,23 @@ class BaseDensity(DetectionMixin, PartitionMixin, BaseEBM, abc.ABC):
         return self.threshold_ - energy
 
 
-class BaseConditional(DetectionMixin, BaseEBM, abc.ABC):
-    """Base class of densities of rows given conditions, each of which has a log Z of its own."""
+class ConditionalPartitionMixin(OfModel):
+    """log Z of a model in which each condition has its own."""
+
+    partition: Any
+
+    @property
+    def partition_(self) -> ConditionalAIS:
+        """Settings of the annealing of log Z: a copy of those given, or what ``"auto"`` is."""
+        check_is_fitted(self)
+        if isinstance(self.partition, ConditionalAIS):
+            return clone(self.partition)
+        default: ConditionalAIS = self._config_of("partition", self.partition, set())
+        return default
+
+
+class BaseConditional(ConditionalPartitionMixin, DetectionMixin, BaseEBM, abc.ABC):
+    """Base class of densities of rows given conditions."""
 
     threshold_: Any
 

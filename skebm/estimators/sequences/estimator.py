@@ -22,7 +22,7 @@ from skebm.distributions import Distribution
 from skebm.energies import Biases, RowwiseRBM
 from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import (
-    COMMON_CONSTRAINTS,
+    CONDITIONAL_CONSTRAINTS,
     CONTAMINATION,
     BaseConditional,
     CategoriesMixin,
@@ -62,7 +62,7 @@ from skebm.estimators.tables.bases import COLUMN_BASES, check_base_stays, check_
 from skebm.estimators.tables.columns import fit_table_base, learn_columns
 from skebm.estimators.tables.frames import frame_like
 from skebm.estimators.tables.table import Table
-from skebm.partition.given import rowwise_log_z_from
+from skebm.partition.given import ConditionalAIS, rowwise_log_z_from
 from skebm.samplers import ChainPolicy, FromData
 from skebm.training import AdamW, EarlyStopping
 from skebm.training.rows import Rows
@@ -147,10 +147,10 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
         Column of X that identifies the sequence of each frame. The frames of a sequence are in
         their order in time, and may stand between those of others, as in a panel that is sorted by
         time. The column is not part of the frames.
-    n_chains, n_temperatures : int, default=10, 1600
-        Settings for the annealing of log Z, which is done for each frame: number of chains for each
-        frame, and maximum number of temperatures, which is used only where standard errors are
-        above 0.1 with fewer.
+    partition : "auto" or ConditionalAIS, default="auto"
+        How log Z is annealed, which is done for each frame. ``"auto"`` is
+        :class:`ConditionalAIS(n_betas=1600) <skebm.partition.ConditionalAIS>`, whose parameters can
+        be searched over by ``partition__<name>``.
     early_stopping : bool or EarlyStopping, default=False
         Stop when held-out windows no longer become more likely, and keep the best weights.
     warm_start : bool, default=False
@@ -171,6 +171,8 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
         B_k, by which the frame k steps before changes the biases of the hidden units; k = 1 first.
     autoregression_ : list of ndarray of shape (n_visible, n_visible)
         A_k, by which the frame k steps before changes the biases of the visible units.
+    partition_ : ConditionalAIS
+        How log Z is annealed.
     threshold_, offset_ : float
         Log-likelihood given the past below which a frame is anomalous.
     history_ : list of dict
@@ -222,7 +224,7 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
     True
     """
 
-    _parameter_constraints: dict = COMMON_CONSTRAINTS | {
+    _parameter_constraints: dict = CONDITIONAL_CONSTRAINTS | {
         "contamination": CONTAMINATION,
         "n_components": [Interval(Integral, 1, None, closed="left")],
         "order": [Interval(Integral, 0, None, closed="left")],
@@ -236,13 +238,12 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
         "categorical_features": [StrOptions({"from_dtype"}), "array-like", None],
         "rescale": [StrOptions({"auto"}), Options(bool, {False})],
         "sequence_column": [str, Integral, None],
-        "n_chains": [Interval(Integral, 2, None, closed="left")],
-        "n_temperatures": [Interval(Integral, 1, None, closed="left")],
     }
     _configs = {
         "chains": lambda value, names: FromData(n_steps=5),
         "optimizer": lambda value, names: AdamW(weight_decay=0.1),
         "early_stopping": lambda value, names: EarlyStopping(),
+        "partition": lambda value, names: ConditionalAIS(n_betas=1600),
     }
     _blueprint: TemporalBlueprint
 
@@ -265,8 +266,7 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
         categorical_features="from_dtype",
         rescale="auto",
         sequence_column=None,
-        n_chains=10,
-        n_temperatures=1600,
+        partition="auto",
         early_stopping=False,
         warm_start=False,
         contamination="auto",
@@ -290,8 +290,7 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
         self.categorical_features = categorical_features
         self.rescale = rescale
         self.sequence_column = sequence_column
-        self.n_chains = n_chains
-        self.n_temperatures = n_temperatures
+        self.partition = partition
         self.early_stopping = early_stopping
         self.warm_start = warm_start
         self.contamination = contamination
@@ -363,8 +362,9 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
     def _set_threshold(self, rows: Rows) -> None:
         assert isinstance(rows, Segments)
         some = rows if len(rows.x) <= N_REFERENCE_FRAMES else rows.beginning(N_REFERENCE_FRAMES)
-        n_temperatures = min(self.n_temperatures, REFERENCE_TEMPERATURES)
-        value = self._scores(some, lower=False, n_temperatures=n_temperatures).log_prob
+        settings = self.partition_
+        settings.set_params(n_betas=min(settings.n_betas, REFERENCE_TEMPERATURES))
+        value = self._scores(some, lower=False, settings=settings).log_prob
         self.threshold_ = -upper_quantile(-value, self._kept_share(rows), np.ones(len(value)))
 
     def _targets_without(self, y: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -461,33 +461,36 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
             yield from walk(energy, rows, n_targets, n_windows)
 
     def _scores(
-        self, rows: Segments, *, lower: bool, n_temperatures: int | None = None
+        self, rows: Segments, *, lower: bool, settings: ConditionalAIS | None = None
     ) -> LogLikelihoods:
         energy, n = self.energy_, len(rows.x)
-        most = self.n_temperatures if n_temperatures is None else n_temperatures
+        settings = self.partition_ if settings is None else settings
         value, error, low = np.empty(n), np.zeros(n), np.empty(n)
         exact, volume = np.zeros(n, dtype=bool), self._blueprint.table.log_volume
         generator = torch.Generator(energy.weight.device).manual_seed(self.net_.seed_)
         bar = progress_bar(total=n, unit="frame", desc="log Z", disable=not self.verbose, delay=2)
-        for x, biases, number in self._walk(rows, self.n_chains):
+        for x, biases, number in self._walk(rows, settings.n_chains):
             given, place = RowwiseRBM(energy.rbm, biases), number.cpu().numpy()
             free = self._blueprint.table.row_energy(given, x).double()
-            log_z = frame_log_z(given, self.n_chains, most, generator)
+            log_z = frame_log_z(given, settings, generator)
             exact[place] = log_z.exact.cpu().numpy()
             value[place] = (-free - log_z.value - volume).cpu().numpy()
             error[place] = log_z.std_error.cpu().numpy()
             low[place] = value[place]
             if lower and log_z.draws is not None and not log_z.exact.all():
-                low[place] = (-free - self._upper(given, log_z.draws, generator) - volume).cpu()
+                upper = self._upper(given, log_z.draws, settings.n_betas, generator)
+                low[place] = (-free - upper - volume).cpu()
             bar.update(len(place))
         bar.close()
         return LogLikelihoods(check_numbers(value), error, low, value, exact)
 
-    def _upper(self, given: RowwiseRBM, x: Tensor, generator: torch.Generator) -> Tensor:
+    def _upper(
+        self, given: RowwiseRBM, x: Tensor, n_betas: int, generator: torch.Generator
+    ) -> Tensor:
         """log Z of frames by annealing from draws back to the base; high on average."""
         for _ in range(N_BURN_IN):
             x = given.step(x, generator)
-        return rowwise_log_z_from(given, x, self.n_temperatures, generator)
+        return rowwise_log_z_from(given, x, n_betas, generator)
 
     # ---------------------------------------------------------------- likelihoods
 

@@ -24,7 +24,7 @@ from skebm.base.torchtools import check_memory
 from skebm.distributions import RegressionMixture
 from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import (
-    COMMON_CONSTRAINTS,
+    CONDITIONAL_CONSTRAINTS,
     CONTAMINATION,
     BaseConditional,
     CategoriesMixin,
@@ -58,6 +58,7 @@ from skebm.estimators.neural.conditional.table import (
 )
 from skebm.estimators.tables.table import Table
 from skebm.partition.given import (
+    ConditionalAIS,
     LangevinSteps,
     LogZGiven,
     annealed_log_z,
@@ -140,10 +141,10 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
     early_stopping : bool or EarlyStopping, default=False
         Stop when the objective on held-out rows no longer improves, and keep the best weights.
     <<warm_start>>
-    n_chains, n_temperatures : int, default=10, 480
-        Settings for the annealing of log Z, which is done for each condition if x has more than two
-        columns: number of chains for each condition, and maximum number of temperatures, which is
-        used only where standard errors are above 0.1 with fewer.
+    partition : "auto" or ConditionalAIS, default="auto"
+        How log Z is annealed, which is done for each condition if x has more than two columns.
+        ``"auto"`` is :class:`skebm.partition.ConditionalAIS` with its default settings, which can
+        be searched over by ``partition__<name>``.
     <<contamination, compute>>
 
     Attributes
@@ -153,6 +154,8 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
     base_ : RegressionMixture
         The fitted base, of residuals u of the linear regression, given encoded conditions.
     base_name_ : {"linear", "residuals", "mixture"}
+    partition_ : ConditionalAIS
+        How log Z is annealed.
     threshold_, offset_ : float
         Log-likelihood given the conditions below which a row is an outlier, computed when first
         needed.
@@ -206,7 +209,7 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
     (2, 1)
     """
 
-    _parameter_constraints: dict = COMMON_CONSTRAINTS | {
+    _parameter_constraints: dict = CONDITIONAL_CONSTRAINTS | {
         "contamination": CONTAMINATION,
         "network": NEURAL_CONSTRAINTS["network"],
         "learning_rate": NEURAL_CONSTRAINTS["learning_rate"],
@@ -218,10 +221,10 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
         "n_steps": [Interval(Integral, 1, None, closed="left")],
         "sigma": [kind for kind in SIGMA if kind is not None],
         "categorical_features": [StrOptions({"from_dtype"}), "array-like", None],
-        "n_chains": [Interval(Integral, 2, None, closed="left")],
-        "n_temperatures": [Interval(Integral, 1, None, closed="left")],
     }
-    _configs = {name: CONFIGS[name] for name in ("network", "optimizer", "early_stopping")}
+    _configs = {name: CONFIGS[name] for name in ("network", "optimizer", "early_stopping")} | {
+        "partition": lambda value, names: ConditionalAIS(),
+    }
     _blueprint: ConditionalBlueprint
     _judged: ReferenceRows
 
@@ -242,9 +245,8 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
         optimizer=None,
         early_stopping=False,
         warm_start=False,
-        n_chains=10,
-        n_temperatures=480,
         contamination="auto",
+        partition="auto",
         random_state=None,
         verbose=0,
         device="auto",
@@ -265,9 +267,8 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
         self.optimizer = optimizer
         self.early_stopping = early_stopping
         self.warm_start = warm_start
-        self.n_chains = n_chains
-        self.n_temperatures = n_temperatures
         self.contamination = contamination
+        self.partition = partition
         self.random_state = random_state
         self.verbose = verbose
         self.device = device
@@ -361,23 +362,16 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
 
     def _normalisers(self, c: Tensor, *, upper: bool, least_chains: int = 1) -> LogZGiven:
         """log Z of conditions c (n, dc), in double precision."""
-        blueprint = self._blueprint
-        self._check_chains()
-        energy = blueprint.scoring_energy(self.energy_)
-        settings = Annealing(
-            max(least_chains, int(self.n_chains)),
-            int(self.n_temperatures),
-            blueprint.step_size,
-            self.net_.seed_,
+        blueprint, ais = self._blueprint, self.partition_
+        n_numbers = (
+            NUMBERS_OF_DRAW * ais.n_chains * DRAWS_PER_CHAIN * blueprint.table.domain.n_columns
         )
+        check_memory(f"n_chains={ais.n_chains}", float(n_numbers), torch.float64)
+        energy = blueprint.scoring_energy(self.energy_)
+        ais.set_params(n_chains=max(least_chains, ais.n_chains))
+        settings = Annealing(ais, blueprint.step_size, self.net_.seed_)
         verbose = int(self.verbose)
         return log_z_of_conditions(energy, c.double(), settings, upper=upper, verbose=verbose)
-
-    def _check_chains(self) -> None:
-        """`ValueError` for more chains of one condition than memory holds."""
-        table = self._blueprint.table
-        n_numbers = NUMBERS_OF_DRAW * self.n_chains * DRAWS_PER_CHAIN * table.domain.n_columns
-        check_memory(f"n_chains={self.n_chains}", float(n_numbers), torch.float64)
 
     def log_conditional(self, X: Any) -> LogLikelihoods:
         r"""log p(x | c) of each row, with its standard error and a pessimistic estimate.
