@@ -482,7 +482,7 @@ def test_anomalies_are_judged_given_their_conditions():
     np.testing.assert_allclose(
         model.decision_function([usual]), model.score_samples([usual]) - model.offset_
     )
-    for name in ("partition_", "log_partition_", "log_partition_method_"):
+    for name in ("log_partition_", "log_partition_method_"):
         assert not hasattr(model, name)  # each condition has a log Z of its own
 
 

@@ -551,7 +551,7 @@ def test_bad_settings():
     fitted = clone(model).fit(X, y)
     with pytest.raises(AttributeError, match="score_samples"):
         fitted.score_samples(X)
-    for name in ("energy", "log_partition_", "partition_"):
+    for name in ("energy", "log_partition_"):
         with pytest.raises(AttributeError):
             getattr(fitted, name)
     with pytest.raises(ValueError, match="features"):
