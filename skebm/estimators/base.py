@@ -1207,10 +1207,11 @@ class ConditionalPartitionMixin(OfModel):
     def partition_(self) -> ConditionalAIS:
         """Settings of the annealing of log Z: a copy of those given, or what ``"auto"`` is."""
         check_is_fitted(self)
-        if isinstance(self.partition, ConditionalAIS):
-            return clone(self.partition)
-        default: ConditionalAIS = self._config_of("partition", self.partition, set())
-        return default
+        if not isinstance(self.partition, ConditionalAIS):
+            default: ConditionalAIS = self._config_of("partition", self.partition, set())
+            return default
+        self.partition._validate_params()
+        return clone(self.partition)
 
 
 class BaseConditional(ConditionalPartitionMixin, DetectionMixin, BaseEBM, abc.ABC):
