@@ -668,9 +668,21 @@ class BaseEBM(BaseEstimator, abc.ABC):
         return found
 
     @property
+    def _trained(self) -> Any:
+        """The energy that was trained, of which the blueprint makes that of the model."""
+        return self.net_.module_.energy.eval()
+
+    @property
     def energy_(self) -> Any:
         """The trained energy as a torch module in ``eval`` mode, in its own units."""
-        return self._blueprint.energy(self.net_.module_.energy.eval())
+        return self._blueprint.energy(self._trained)
+
+    def _read_only(self, name: str) -> np.ndarray:
+        """A parameter of the trained energy as a read-only array."""
+        check_is_fitted(self)
+        value: np.ndarray = getattr(self._trained, name).detach().cpu().numpy()
+        value.flags.writeable = False
+        return value
 
     def _map(self, rows: Rows, function: Callable[[Any, Tensor], Tensor]) -> Tensor:
         """Apply ``function(energy, x)``, which treats rows independently, to all rows."""
@@ -797,18 +809,6 @@ def named_of(estimator: Any) -> dict[str, Any]:
         "the classes": list(known.get("classes_", ())),
         "the levels of columns": levels,
     }
-
-
-def read_only(estimator: Any, name: str, energy: str = "energy_") -> np.ndarray:
-    """A parameter of an energy of an estimator as a read-only array.
-
-    `AttributeError` before the first fit.
-    """
-    if not estimator.__sklearn_is_fitted__():
-        raise AttributeError(f"{type(estimator).__name__} is not fitted: call fit first.")
-    value: np.ndarray = getattr(getattr(estimator, energy), name).detach().cpu().numpy()
-    value.flags.writeable = False
-    return value
 
 
 def chain_rows(net: EnergyNet) -> Tensor | None:

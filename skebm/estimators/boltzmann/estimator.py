@@ -27,6 +27,7 @@ from skebm.estimators.base import (
     DENSITY_CONSTRAINTS,
     BaseDensity,
     CategoriesMixin,
+    assign_parameters,
     chain_rows,
     stopping_of,
 )
@@ -256,27 +257,7 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
         dtype="float32",
         net_params=None,
     ):
-        self.learning = learning
-        self.coding = coding
-        self.edges = edges
-        self.l1 = l1
-        self.l2 = l2
-        self.categorical_features = categorical_features
-        self.n_iter = n_iter
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.optimizer = optimizer
-        self.chains = chains
-        self.early_stopping = early_stopping
-        self.warm_start = warm_start
-        self.contamination = contamination
-        self.partition = partition
-        self.sampler = sampler
-        self.random_state = random_state
-        self.verbose = verbose
-        self.device = device
-        self.dtype = dtype
-        self.net_params = net_params
+        assign_parameters(self, locals())
 
     # ---------------------------------------------------------------- hooks of the base class
 
@@ -394,9 +375,9 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
     def _plan(self, learning: str, rows: Rows, *, streaming: bool) -> TrainingPlan:
         """Steps that use all rows for the convex rules, unless stochastic ones are asked for."""
         net = self.net_params or {}
-        rate = net.get("lr", self.learning_rate)
-        size = net.get("batch_size", self.batch_size)
-        n_iter = net.get("max_epochs", self.n_iter)
+        rate: Any = net.get("lr", self.learning_rate)
+        size: Any = net.get("batch_size", self.batch_size)
+        n_iter: Any = net.get("max_epochs", self.n_iter)
         stopping = stopping_of(self.early_stopping)
         optimizer = AdamW() if self.optimizer is None else self.optimizer
         given = any(name.startswith("optimizer") for name in net)

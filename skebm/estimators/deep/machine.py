@@ -19,6 +19,7 @@ from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import (
     DENSITY_CONSTRAINTS,
     BaseDensity,
+    assign_parameters,
     draw_seed,
 )
 from skebm.estimators.deep.blueprint import DeepBlueprint, design_deep, warn_unless_converged
@@ -261,30 +262,7 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
         dtype="float32",
         net_params=None,
     ):
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.n_iter = n_iter
-        self.verbose = verbose
-        self.random_state = random_state
-        self.pretraining = pretraining
-        self.mean_field = mean_field
-        self.chains = chains
-        self.base = base
-        self.centering = centering
-        self.penalty = penalty
-        self.optimizer = optimizer
-        self.visible = visible
-        self.categorical_features = categorical_features
-        self.rescale = rescale
-        self.early_stopping = early_stopping
-        self.warm_start = warm_start
-        self.contamination = contamination
-        self.partition = partition
-        self.sampler = sampler
-        self.device = device
-        self.dtype = dtype
-        self.net_params = net_params
+        assign_parameters(self, locals())
 
     # ---------------------------------------------------------------- hooks of the base class
 

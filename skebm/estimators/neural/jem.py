@@ -19,7 +19,7 @@ from skebm._validation import (
 from skebm.base import Sampler
 from skebm.energies import ClassMarginal, NeuralEnergy, Spec, build_network
 from skebm.estimators._docs import shared_docs
-from skebm.estimators.base import JOINT_CONSTRAINTS, BaseEBM
+from skebm.estimators.base import JOINT_CONSTRAINTS, BaseEBM, assign_parameters
 from skebm.estimators.classifiers import (
     ProbabilisticClassifierMixin,
     class_weights,
@@ -153,15 +153,7 @@ class Hybrid(BaseEstimator):
         deconvolve=True,
         power="auto",
     ):
-        self.form = form
-        self.noisy = noisy
-        self.augmentation = augmentation
-        self.sharpness = sharpness
-        self.sigma_anneal = sigma_anneal
-        self.energy_l2 = energy_l2
-        self.clip_norm = clip_norm
-        self.deconvolve = deconvolve
-        self.power = power
+        assign_parameters(self, locals())
 
 
 @dataclass(frozen=True)
@@ -407,30 +399,7 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
         dtype="float32",
         net_params=None,
     ):
-        self.network = network
-        self.objective = objective
-        self.generative_weight = generative_weight
-        self.sampler = sampler
-        self.chains = chains
-        self.unlabeled = unlabeled
-        self.class_weight = class_weight
-        self.domain = domain
-        self.base = base
-        self.sigma = sigma
-        self.bounds = bounds
-        self.standardize = standardize
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.n_iter = n_iter
-        self.optimizer = optimizer
-        self.early_stopping = early_stopping
-        self.warm_start = warm_start
-        self.partition = partition
-        self.random_state = random_state
-        self.verbose = verbose
-        self.device = device
-        self.dtype = dtype
-        self.net_params = net_params
+        assign_parameters(self, locals())
 
     # ---------------------------------------------------------------- hooks of the base class
 

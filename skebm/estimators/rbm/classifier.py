@@ -18,13 +18,12 @@ from skebm.base import Binary
 from skebm.base.domains import parts_of
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
-from skebm.energies import ClassRBM
 from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import (
     JOINT_CONSTRAINTS,
     BaseEBM,
+    assign_parameters,
     draw_seed,
-    read_only,
 )
 from skebm.estimators.classifiers import (
     ProbabilisticClassifierMixin,
@@ -246,30 +245,7 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
         dtype="float32",
         net_params=None,
     ):
-        self.n_components = n_components
-        self.objective = objective
-        self.generative_weight = generative_weight
-        self.unlabeled = unlabeled
-        self.class_weight = class_weight
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.n_iter = n_iter
-        self.verbose = verbose
-        self.random_state = random_state
-        self.chains = chains
-        self.base = base
-        self.centering = centering
-        self.penalty = penalty
-        self.optimizer = optimizer
-        self.visible = visible
-        self.categorical_features = categorical_features
-        self.early_stopping = early_stopping
-        self.warm_start = warm_start
-        self.partition = partition
-        self.sampler = sampler
-        self.device = device
-        self.dtype = dtype
-        self.net_params = net_params
+        assign_parameters(self, locals())
 
     # ---------------------------------------------------------------- hooks of the base class
 
@@ -329,12 +305,6 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
         return Centering(precondition=PRECONDITION if free else 0.0)
 
     # ---------------------------------------------------------------- classes
-
-    @property
-    def _trained(self) -> ClassRBM:
-        """The machine of rows and classes, whatever p(x) is."""
-        energy: ClassRBM = self.net_.module_.energy.eval()
-        return energy
 
     @by_blocks
     def logits(self, X: Any) -> np.ndarray:
@@ -484,9 +454,9 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
     @property
     def components_(self) -> np.ndarray:
         """Weights W of the rows, (H, n_visible)."""
-        return read_only(self, "weight", "_trained")
+        return self._read_only("weight")
 
     @property
     def class_components_(self) -> np.ndarray:
         """Weights U of the classes, (H, n_classes)."""
-        return read_only(self, "class_weight", "_trained")
+        return self._read_only("class_weight")

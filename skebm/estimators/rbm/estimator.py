@@ -20,8 +20,8 @@ from skebm.estimators.base import (
     DENSITY_CONSTRAINTS,
     BaseDensity,
     LogZ,
+    assign_parameters,
     chain_rows,
-    read_only,
 )
 from skebm.estimators.rbm.blueprint import RBMBlueprint, designed
 from skebm.estimators.rbm.drawing import BLOCK, LayersDensityMixin
@@ -70,7 +70,7 @@ def _array(name: str, doc: str) -> property:
         return found
 
     def get(self: RBMEstimator) -> np.ndarray:
-        return read_only(self, parameter(self))
+        return self._read_only(parameter(self))
 
     def assign(self: RBMEstimator, value: Any) -> None:
         check_is_fitted(self)
@@ -378,30 +378,7 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
         dtype="float32",
         net_params=None,
     ):
-        self.n_components = n_components
-        self.hidden = hidden
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.n_iter = n_iter
-        self.verbose = verbose
-        self.random_state = random_state
-        self.learning = learning
-        self.chains = chains
-        self.base = base
-        self.centering = centering
-        self.penalty = penalty
-        self.optimizer = optimizer
-        self.visible = visible
-        self.categorical_features = categorical_features
-        self.rescale = rescale
-        self.early_stopping = early_stopping
-        self.warm_start = warm_start
-        self.contamination = contamination
-        self.partition = partition
-        self.sampler = sampler
-        self.device = device
-        self.dtype = dtype
-        self.net_params = net_params
+        assign_parameters(self, locals())
 
     def _config_of(self, owner: str, value: Any, names: set[str]) -> Any:
         """The object that None or a string stands for; chains are those of the learning rule."""

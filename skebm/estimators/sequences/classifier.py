@@ -25,6 +25,7 @@ from skebm.estimators.base import (
     BaseEBM,
     CategoriesMixin,
     ConditionalPartitionMixin,
+    assign_parameters,
     held_out_fraction,
     raises_interrupt,
     restores_on_failure,
@@ -271,29 +272,7 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
         dtype="float32",
         net_params=None,
     ):
-        self.n_components = n_components
-        self.order = order
-        self.label_order = label_order
-        self.objective = objective
-        self.generative_weight = generative_weight
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.n_iter = n_iter
-        self.verbose = verbose
-        self.random_state = random_state
-        self.learning = learning
-        self.chains = chains
-        self.base = base
-        self.optimizer = optimizer
-        self.visible = visible
-        self.categorical_features = categorical_features
-        self.sequence_column = sequence_column
-        self.partition = partition
-        self.early_stopping = early_stopping
-        self.warm_start = warm_start
-        self.device = device
-        self.dtype = dtype
-        self.net_params = net_params
+        assign_parameters(self, locals())
 
     # ---------------------------------------------------------------- fitting
 

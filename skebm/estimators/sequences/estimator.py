@@ -27,9 +27,9 @@ from skebm.estimators.base import (
     BaseConditional,
     CategoriesMixin,
     FeaturesMixin,
+    assign_parameters,
     held_out_fraction,
     raises_interrupt,
-    read_only,
     restores_on_failure,
     upper_quantile,
 )
@@ -274,29 +274,7 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
         dtype="float32",
         net_params=None,
     ):
-        self.n_components = n_components
-        self.order = order
-        self.recurrent = recurrent
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.n_iter = n_iter
-        self.verbose = verbose
-        self.random_state = random_state
-        self.learning = learning
-        self.chains = chains
-        self.base = base
-        self.optimizer = optimizer
-        self.visible = visible
-        self.categorical_features = categorical_features
-        self.rescale = rescale
-        self.sequence_column = sequence_column
-        self.partition = partition
-        self.early_stopping = early_stopping
-        self.warm_start = warm_start
-        self.contamination = contamination
-        self.device = device
-        self.dtype = dtype
-        self.net_params = net_params
+        assign_parameters(self, locals())
 
     # ---------------------------------------------------------------- fitting
 
@@ -905,7 +883,7 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
     @property
     def components_(self) -> np.ndarray:
         """Weights W, (H, n_visible)."""
-        return read_only(self, "weight")
+        return self._read_only("weight")
 
     @property
     def lag_components_(self) -> list[np.ndarray]:
@@ -918,7 +896,7 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
         return self._lags("lag_visible")
 
     def _lags(self, name: str) -> list[np.ndarray]:
-        found = read_only(self, name)
+        found = self._read_only(name)
         order, d = self._blueprint.order, self._blueprint.table.domain.n_columns
         parts = [found[:, k * (d + 1) : k * (d + 1) + d] for k in range(order)]
         return parts[::-1]

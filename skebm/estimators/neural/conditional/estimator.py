@@ -28,6 +28,7 @@ from skebm.estimators.base import (
     CONTAMINATION,
     BaseConditional,
     CategoriesMixin,
+    assign_parameters,
     held_out_fraction,
     upper_quantile,
 )
@@ -253,27 +254,7 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
         dtype="float32",
         net_params=None,
     ):
-        self.given = given
-        self.objective = objective
-        self.network = network
-        self.base = base
-        self.n_draws = n_draws
-        self.n_steps = n_steps
-        self.sigma = sigma
-        self.categorical_features = categorical_features
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.n_iter = n_iter
-        self.optimizer = optimizer
-        self.early_stopping = early_stopping
-        self.warm_start = warm_start
-        self.contamination = contamination
-        self.partition = partition
-        self.random_state = random_state
-        self.verbose = verbose
-        self.device = device
-        self.dtype = dtype
-        self.net_params = net_params
+        assign_parameters(self, locals())
 
     # ---------------------------------------------------------------- hooks of the base class
 

@@ -30,8 +30,8 @@ from skebm.estimators.base import (
     BaseEBM,
     ConditionalPartitionMixin,
     FeaturesMixin,
+    assign_parameters,
     raises_interrupt,
-    read_only,
     restores_on_failure,
 )
 from skebm.estimators.rbm.gated.blueprint import GatedBlueprint, fit_target_base, gated_plan
@@ -210,22 +210,7 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
         dtype="float32",
         net_params=None,
     ):
-        self.n_components = n_components
-        self.n_factors = n_factors
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.n_iter = n_iter
-        self.n_gibbs = n_gibbs
-        self.verbose = verbose
-        self.random_state = random_state
-        self.optimizer = optimizer
-        self.visible = visible
-        self.partition = partition
-        self.early_stopping = early_stopping
-        self.warm_start = warm_start
-        self.device = device
-        self.dtype = dtype
-        self.net_params = net_params
+        assign_parameters(self, locals())
 
     # ---------------------------------------------------------------- fitting
 
@@ -556,12 +541,6 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
     # ---------------------------------------------------------------- fitted attributes
 
     @property
-    def _trained(self) -> GatedEnergy:
-        """The model of pairs, whatever p(y given x) is."""
-        energy: GatedEnergy = self.net_.module_.energy.eval()
-        return energy
-
-    @property
     def density_(self) -> str:
         """What p(y | x) is, the model or the base."""
         check_is_fitted(self)
@@ -576,14 +555,14 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
     @property
     def given_components_(self) -> np.ndarray:
         """Filters U of x, (F, dx)."""
-        return read_only(self, "given_filters", "_trained")
+        return self._read_only("given_filters")
 
     @property
     def components_(self) -> np.ndarray:
         """Filters V of y, (F, dy)."""
-        return read_only(self, "filters", "_trained")
+        return self._read_only("filters")
 
     @property
     def mapping_components_(self) -> np.ndarray:
         """Weights W of the mapping units, (F, H)."""
-        return read_only(self, "mapping", "_trained")
+        return self._read_only("mapping")
