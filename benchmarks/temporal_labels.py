@@ -37,6 +37,7 @@ from sklearn.linear_model import LogisticRegression
 
 from benchmarks._common import shown, write
 from skebm import RBMClassifier, TemporalRBMClassifier
+from skebm.partition import ConditionalAIS
 
 N_FRAMES, N_SONGS = 14_000, 40
 LABELS = np.arange(13)
@@ -49,7 +50,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "discriminative, two labels": {"objective": "discriminative", "label_order": 2},
     "discriminative, 7 frames": {"objective": "discriminative", "order": 1},
     "hybrid": {"objective": "hybrid", "generative_weight": 0.3},
-    "generative": {"objective": "generative", "n_chains": 4, "n_temperatures": 100},
+    "generative": {"objective": "generative", "partition": ConditionalAIS(4, n_betas=100)},
 }
 
 

@@ -62,6 +62,7 @@ from torch import nn
 
 from benchmarks._common import shown, spread, write
 from skebm import RBMEstimator, TemporalRBM
+from skebm.partition import ConditionalAIS
 from skebm.samplers import FromData
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -487,7 +488,9 @@ def anomalies(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for dataset in args.sets:
         train = songs(args.data, dataset, "train", 12 if args.quick else 200)
         test = songs(args.data, dataset, "test", 12 if args.quick else 60)
-        settings: dict[str, Any] = {"n_temperatures": 100} | ({"n_iter": 2} if args.quick else {})
+        settings: dict[str, Any] = {"partition": ConditionalAIS(n_betas=100)} | (
+            {"n_iter": 2} if args.quick else {}
+        )
         model, took = fitted(TemporalRBM(**settings, random_state=0), train)
         near = {
             size: NearestNeighbors(n_neighbors=5).fit(windows(train, *size))
@@ -565,7 +568,7 @@ def steps(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         X = (np.random.default_rng(0).random((n, d)) < 0.05).astype(np.float32)
         before, ours, alone = peak(), [], []
         settings: dict[str, Any] = {"order": order, "batch_size": size, "learning_rate": 1e-3}
-        settings |= {"chains": FromData(n_steps=1), "n_temperatures": 1}
+        settings |= {"chains": FromData(n_steps=1), "partition": ConditionalAIS(n_betas=1)}
         for _ in range(repeats):
             took = []
             for n_iter in (1, 4):

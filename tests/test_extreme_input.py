@@ -30,6 +30,7 @@ from skebm.partition import (
     AIS,
     AISBracket,
     BridgeSampling,
+    ConditionalAIS,
     ImportanceSampling,
     PerturbAndMAP,
 )
@@ -199,6 +200,7 @@ def test_distributions_of_large_means(dtype):
 
 BITS = (_random.random((60, 5)) < 0.4).astype(float)
 MANY = 10**13
+MANY_CHAINS = ConditionalAIS(MANY)
 
 
 @pytest.fixture
@@ -242,9 +244,16 @@ def eight_gib(monkeypatch):
         (lambda: TractableDensity().fit(X).sample(MANY), "n_samples"),
         (lambda: ProductOfDensities().fit(X).sample(MANY), "n_samples"),
         (lambda: ConditionalDensity(n_draws=MANY, n_iter=1).fit(X), "n_draws"),
-        (lambda: ConditionalDensity(n_chains=MANY, n_iter=1).fit(X).expected(X), "n_chains"),
         (
-            lambda: TemporalRBM(20, n_chains=MANY, n_iter=1).fit(BITS).score_samples(BITS),
+            lambda: ConditionalDensity(partition=ConditionalAIS(MANY), n_iter=1).fit(X).expected(X),
+            "n_chains",
+        ),
+        (
+            lambda: (
+                TemporalRBM(20, partition=ConditionalAIS(MANY), n_iter=1)
+                .fit(BITS)
+                .score_samples(BITS)
+            ),
             "n_chains",
         ),
         (lambda: fitted("jem").sample(MANY, y=0), "n_samples"),

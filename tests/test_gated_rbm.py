@@ -1,5 +1,6 @@
 """Gated restricted Boltzmann machines: exact answers, learning of relations, bad input."""
 
+import copy
 import itertools
 import math
 import warnings
@@ -21,6 +22,7 @@ from skebm.distributions import ChowLiuTree, Gaussian, IndependentBernoulli
 from skebm.energies import BernoulliRBM, GatedEnergy
 from skebm.estimators.rbm.gated import given as said
 from skebm.objectives import ConditionalDivergence
+from skebm.partition import ConditionalAIS
 from skebm.partition.given import (
     GatedSteps,
     annealed_log_z,
@@ -318,7 +320,7 @@ def test_what_is_said_of_y_given_x(n_hidden, dy, monkeypatch):
     log_p = -torch.stack([energy.given(row)(y) for row in x]).detach()  # (n, 2^dy)
     hidden = torch.stack([energy.given(row).hidden(y).mean for row in x]).detach()
     rows = torch.cat([x, y[:4]], 1)
-    found = said.log_z_of_pairs(energy, rows, 0, 400, 50)
+    found = said.log_z_of_pairs(energy, rows, 0, ConditionalAIS(400, 50))
     p = log_p.softmax(1)
     exact = said.enumerates_layer(energy)
     assert exact == (n_hidden < 13 or dy < 13)
@@ -341,8 +343,9 @@ def test_what_is_said_of_y_given_x(n_hidden, dy, monkeypatch):
 def test_a_row_has_the_same_chains_beside_any_others():
     energy, x = make(dy=13, n_hidden=14), given_rows(5)
     rows = torch.cat([x, states(13)[:5]], 1)
-    together = said.log_z_of_pairs(energy, rows, 0, 3, 10)
-    alone = [said.log_z_of_pairs(energy, row[None], 0, 3, 10) for row in rows]
+    settings = ConditionalAIS(3, 200, max_error=0.1)  # more temperatures for some rows
+    together = said.log_z_of_pairs(energy, rows, 0, settings)
+    alone = [said.log_z_of_pairs(energy, row[None], 0, settings) for row in rows]
     assert_allclose(together.value, torch.cat([one.value for one in alone]), atol=1e-9)
     assert_allclose(together.upper, torch.cat([one.upper for one in alone]), atol=1e-9)
 
@@ -415,7 +418,7 @@ def test_the_likelihood_is_near_the_truth(of_bits):
     X, Y, _ = pairs(500, seed=1)
     options = np.stack([np.roll(X, shift, axis=1) for shift in SHIFTS])
     truth = np.log((options == Y).all(2).mean(0)).mean()
-    found = of_bits.log_likelihood(X, Y)
+    found = of_bits.log_conditional(X, Y)
     assert found.exact.all()
     assert_array_equal(found.lower, found.upper)
     assert_allclose(found.log_prob, of_bits.score_samples(X, Y))
@@ -440,19 +443,24 @@ def test_densities_are_in_the_units_of_y():
     assert model.predict(X[:1])[0, 0] == pytest.approx(mean, abs=1e-3)
 
 
+def annealed(model, n_chains, n_betas):
+    """The model with other settings of log Z, beside the one that other tests use."""
+    return copy.copy(model).set_params(partition=ConditionalAIS(n_chains, n_betas))
+
+
 @full
 def test_brackets_hold_the_truth_and_narrow(of_bits, monkeypatch):
     X, Y, _ = pairs(40, seed=5)
     exact = of_bits.score_samples(X, Y)
     monkeypatch.setattr(said, "SUMMED_UNITS", 0)
-    found = of_bits.log_likelihood(X, Y, n_chains=20, n_betas=60)
+    found = annealed(of_bits, 20, 60).log_conditional(X, Y)
     assert not found.exact.any()
     assert (found.lower <= found.log_prob).all()
     assert (found.log_prob <= found.upper).all()
     assert_allclose(found.log_prob.mean(), exact.mean(), atol=0.1)
     assert_allclose(found.upper.mean(), exact.mean(), atol=0.1)
     assert found.lower.mean() < exact.mean()
-    rough = of_bits.log_likelihood(X, Y, n_chains=2, n_betas=10)
+    rough = annealed(of_bits, 2, 10).log_conditional(X, Y)
     assert (rough.upper - rough.lower).mean() > (found.upper - found.lower).mean()
     assert of_bits.score(X, Y) < exact.mean()
     alone = [of_bits.score_samples(X[k : k + 1], Y[k : k + 1])[0] for k in range(5)]
@@ -618,7 +626,7 @@ def test_new_rows_are_checked(of_bits):
     with pytest.raises(ValueError, match=r"in \[0, 1\]"):
         of_bits.predict(X, np.full(8, np.nan))
     with pytest.raises(ValueError, match="n_chains"):
-        of_bits.log_likelihood(X, Y, n_chains=0)
+        annealed(of_bits, 0, 10).log_conditional(X, Y)
     with pytest.raises(NotFittedError):
         GatedRBM().transform(X, Y)
 

@@ -32,7 +32,6 @@ from skebm.distributions import (
     Uniform,
 )
 from skebm.estimators import tractable
-from skebm.estimators.rbm.drawing import starts_of
 from tests.discovery import walk
 from tests.oracle import DOUBLE, bits, chi_square, count_states, joint_energy, mean_is, seeded
 from tests.tiers import full, leading, named
@@ -110,8 +109,7 @@ def test_chains_of_an_rbm_agree_with_the_sum(rbm, temperature, monkeypatch):
 
 def test_chains_at_a_temperature_start_at_the_base(rbm, monkeypatch):
     monkeypatch.setattr("skebm.estimators.rbm.drawing.CHEAP_COST", 0)
-    reference = torch.zeros(1, 5)
-    starts = starts_of(rbm.energy_, rbm._blueprint, rbm.net_, reference)(N, seeded(), 0.5)
+    starts = rbm._starts()(N, seeded(), 0.5)
     p = rbm.energy_.base.log_prob(bits(5)).exp()
     assert chi_square(count_states(starts), p) > 1e-4
 

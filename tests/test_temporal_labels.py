@@ -545,13 +545,13 @@ def test_bad_settings():
     with pytest.raises(ValueError, match="use a smaller one"):
         clone(model).set_params(order=2, label_order=2).fit(X * 2, many * 2)
     with pytest.warns(UserWarning, match="chains.*no chains move.*needs log Z"):
-        clone(model).set_params(n_chains=3, chains=FromData()).fit(X, y)
+        clone(model).set_params(partition__n_chains=3, chains=FromData()).fit(X, y)
     with pytest.warns(UserWarning, match="generative_weight.*only"):
         clone(model).set_params(generative_weight=0.5).fit(X, y)
     fitted = clone(model).fit(X, y)
     with pytest.raises(AttributeError, match="score_samples"):
         fitted.score_samples(X)
-    for name in ("energy", "log_partition_", "partition_"):
+    for name in ("energy", "log_partition_"):
         with pytest.raises(AttributeError):
             getattr(fitted, name)
     with pytest.raises(ValueError, match="features"):

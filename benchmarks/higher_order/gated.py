@@ -178,7 +178,7 @@ def relation(task: str, seed: int, quick: bool) -> dict[str, float]:
     plain.fit(np.hstack([X, Y]))
     units = {part: model.transform(x, y) for part, (x, y, _) in found.items()}
     x, y, k = found["test"]
-    ends = model.log_likelihood(x[:200], y[:200])
+    ends = model.log_conditional(x[:200], y[:200])
     alone = GatedRBM(n_iter=0, visible=visible, random_state=seed).fit(X, Y)
     return {
         "gated, %": read_out(units, which),

@@ -82,6 +82,10 @@ class LogLikelihoods(NamedTuple):
     upper: np.ndarray
     exact: np.ndarray
 
+    def pessimistic_mean(self, std_error: float = 0.0) -> float:
+        """Mean of `lower`, or of `log_prob` if that is smaller, minus two errors of the mean."""
+        return min(float(self.lower.mean()), float(self.log_prob.mean())) - 2 * std_error
+
 
 class PartitionEstimator(BaseEstimator, abc.ABC):
     """A method of computing log Z; holds its configuration and nothing else.

@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, DensityMixin, OutlierMixin, clone
+from sklearn.base import (
+    BaseEstimator,
+    ClassNamePrefixFeaturesOutMixin,
+    DensityMixin,
+    OutlierMixin,
+    TransformerMixin,
+    clone,
+)
 from torch import Tensor
 
 from skebm._validation import (
@@ -43,16 +50,20 @@ from skebm._validation import (
 )
 from skebm.base import LogPartition, Objective, PartitionEstimator, Sampler, torchtools
 from skebm.base import Real as Numbers
+from skebm.base.energy import check_temperature
 from skebm.base.processes import collected, lock_of
 from skebm.base.processes.modes import TorchModes
+from skebm.base.sampler import whole_number
 from skebm.energies.neural import given_network, stored_network
 from skebm.estimators.storage import installed_version, pack, unpack
+from skebm.estimators.tables.columns import Coding
 from skebm.estimators.tables.gross import gross_rows_of
 from skebm.estimators.tables.table import Table
 from skebm.estimators.tables.unchanged import check_unchanged, first_parameters
 from skebm.objectives import ContrastiveState
 from skebm.partition import Choice, ImportanceSampling, choose
 from skebm.partition.choice import in_a_line
+from skebm.partition.given import ConditionalAIS
 from skebm.training import DivergenceError, EarlyStopping
 from skebm.training.distributed import (
     attended,
@@ -89,6 +100,10 @@ COMMON_CONSTRAINTS: dict[str, list[Any]] = {
 JOINT_CONSTRAINTS: dict[str, list[Any]] = COMMON_CONSTRAINTS | {
     "partition": [StrOptions({"auto"}), PartitionEstimator, None],
     "sampler": [Sampler, None],
+}
+# Of models whose conditions have a log Z each.
+CONDITIONAL_CONSTRAINTS: dict[str, list[Any]] = COMMON_CONSTRAINTS | {
+    "partition": [StrOptions({"auto"}), ConditionalAIS],
 }
 CONTAMINATION = [Interval(Real, 0, 0.5, closed="right"), StrOptions({"auto"})]
 DENSITY_CONSTRAINTS: dict[str, list[Any]] = JOINT_CONSTRAINTS | {"contamination": CONTAMINATION}
@@ -452,6 +467,12 @@ class BaseEBM(BaseEstimator, abc.ABC):
 
     # ---------------------------------------------------------------- parameters
 
+    def __sklearn_tags__(self) -> Any:
+        tags, accepted = super().__sklearn_tags__(), self._accepted_input(reset=True)
+        tags.input_tags.sparse = bool(accepted.get("accept_sparse"))
+        tags.input_tags.allow_nan = accepted.get("ensure_all_finite") == "allow-nan"
+        return tags
+
     def _config_of(self, owner: str, value: Any, names: set[str]) -> Any:
         make = self._configs.get(owner)
         return None if make is None else make(value, names)
@@ -647,14 +668,27 @@ class BaseEBM(BaseEstimator, abc.ABC):
         return found
 
     @property
+    def _trained(self) -> Any:
+        """The energy that was trained, of which the blueprint makes that of the model."""
+        return self.net_.module_.energy.eval()
+
+    @property
     def energy_(self) -> Any:
         """The trained energy as a torch module in ``eval`` mode, in its own units."""
-        return self._blueprint.energy(self.net_.module_.energy.eval())
+        return self._blueprint.energy(self._trained)
+
+    def _read_only(self, name: str) -> np.ndarray:
+        """A parameter of the trained energy as a read-only array."""
+        check_is_fitted(self)
+        value: np.ndarray = getattr(self._trained, name).detach().cpu().numpy()
+        value.flags.writeable = False
+        return value
 
     def _map(self, rows: Rows, function: Callable[[Any, Tensor], Tensor]) -> Tensor:
         """Apply ``function(energy, x)``, which treats rows independently, to all rows."""
         energy = self._blueprint.scoring_energy(self.energy_)
-        return rows.map(lambda x: function(energy, x), energy.domain.n_columns)
+        dtype = next(energy.parameters()).dtype
+        return rows.map(lambda x: function(energy, x.to(dtype)), energy.domain.n_columns)
 
     def _energies(self, rows: Rows, *, likely: bool = False) -> np.ndarray:
         """Energies of rows in the units of the data, (n,); `likely` if used as likelihoods."""
@@ -777,18 +811,6 @@ def named_of(estimator: Any) -> dict[str, Any]:
     }
 
 
-def read_only(estimator: Any, name: str, energy: str = "energy_") -> np.ndarray:
-    """A parameter of an energy of an estimator as a read-only array.
-
-    `AttributeError` before the first fit.
-    """
-    if not estimator.__sklearn_is_fitted__():
-        raise AttributeError(f"{type(estimator).__name__} is not fitted: call fit first.")
-    value: np.ndarray = getattr(getattr(estimator, energy), name).detach().cpu().numpy()
-    value.flags.writeable = False
-    return value
-
-
 def chain_rows(net: EnergyNet) -> Tensor | None:
     """Visible rows of the chains after the last batch, if the rule has chains."""
     state = net.state_
@@ -840,6 +862,31 @@ else:
     OfModel = object
 
 
+class CategoriesMixin(OfModel):
+    """Validation of X whose columns may be categories, which become codes."""
+
+    def _learn_coding(self, X: Any, asked: Any) -> Coding | None:
+        """The categories of the columns of X, given the parameter `categorical_features`."""
+        return Coding.learn(X, asked)
+
+    def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
+        kwargs |= {"reset": reset, "min_samples": min_samples}
+        return validate_coded(self, X, super()._validate, self._learn_coding, **kwargs)
+
+
+class FeaturesMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, OfModel):
+    """Features of rows, such as means of hidden units, in the precision of X."""
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+    @property
+    def _n_features_out(self) -> int:
+        return int(self._blueprint.n_hidden)
+
+
 class PartitionMixin(OfModel):
     """Energies, log Z and likelihoods of a model whose rows share one log Z."""
 
@@ -881,6 +928,15 @@ class PartitionMixin(OfModel):
         ndarray of shape (n_samples,)
         """
         return -self._energies(self._rows(X), likely=True) - self.log_partition_
+
+    def _check_draws(self, n_samples: int, n_steps: int, temperature: float) -> None:
+        """Raise an error that names what is wrong with the arguments of `sample`."""
+        check_is_fitted(self)
+        whole_number("n_samples", n_samples, 1)
+        whole_number("n_steps", n_steps, 1)
+        check_temperature(temperature)
+        n_numbers = n_samples * self.energy_.domain.n_columns
+        torchtools.check_memory(f"n_samples={n_samples}", n_numbers, torch.float64)
 
     # ---------------------------------------------------------------- log Z
 
@@ -999,8 +1055,18 @@ class PartitionMixin(OfModel):
         return self._log_partition().parts
 
 
-class BaseDensity(OutlierMixin, DensityMixin, PartitionMixin, BaseEBM, abc.ABC):
-    """Base class of density estimators, which also detect outliers."""
+class DetectionMixin(OutlierMixin, DensityMixin, OfModel):
+    """Fits of a density, and the threshold by which it detects outliers."""
+
+    contamination: Any
+
+    @abc.abstractmethod
+    def decision_function(self, X: Any) -> np.ndarray:
+        """How much likelier each row is than the threshold, negative for outliers, (n_samples,)."""
+
+    @abc.abstractmethod
+    def _set_threshold(self, rows: Rows) -> None:
+        """Set the threshold of `predict`, or keep what it will be computed from."""
 
     @fit_context(prefer_skip_nested_validation=True)
     @raises_interrupt
@@ -1014,8 +1080,8 @@ class BaseDensity(OutlierMixin, DensityMixin, PartitionMixin, BaseEBM, abc.ABC):
 
         Parameters
         ----------
-        X : {array-like, sparse matrix} of shape (n_samples, n_features)
-            Training rows.
+        X : array-like of shape (n_samples, n_features)
+            Training rows; models of bits take sparse matrices, too.
         y : None
             Not used; present by convention.
         sample_weight : array-like of shape (n_samples,), default=None
@@ -1033,14 +1099,14 @@ class BaseDensity(OutlierMixin, DensityMixin, PartitionMixin, BaseEBM, abc.ABC):
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Train for one epoch on the rows of X, in mini-batches, from the current state.
 
-        Chains, offsets, momentum and the scaling of the columns persist between calls. The
-        threshold of `predict` is computed from the rows of the last call.
+        The scaling of the columns, the base, chains, offsets and momentum persist between calls.
+        The threshold of `predict` is computed from the rows of the last call.
 
         A call that fails or is interrupted leaves the estimator unchanged, bit for bit.
 
         Parameters
         ----------
-        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+        X : array-like of shape (n_samples, n_features)
             Training rows, with the columns of the first call.
         y : None
             Not used; present by convention.
@@ -1054,12 +1120,32 @@ class BaseDensity(OutlierMixin, DensityMixin, PartitionMixin, BaseEBM, abc.ABC):
         self._set_threshold(self._fit(X, sample_weight, streaming=True))
         return self
 
+    def _kept_share(self, rows: Rows) -> float:
+        """Fraction of `rows`, those a fit kept, that `predict` classifies as outliers."""
+        return rows.share_of_kept(0.1 if self.contamination == "auto" else self.contamination)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Classify rows as inliers (+1) or outliers (-1).
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+        """
+        return np.where(self.decision_function(X) >= 0, 1, -1)
+
+
+class BaseDensity(DetectionMixin, PartitionMixin, BaseEBM, abc.ABC):
+    """Base class of densities whose rows share one log Z."""
+
     @attended
     def _set_threshold(self, rows: Rows) -> None:
-        fraction = 0.1 if self.contamination == "auto" else self.contamination
         energies = divided(rows, self._energies)
         weight = None if rows.is_mapped and rows.weight is None else rows.counts.cpu().numpy()
-        self.threshold_ = upper_quantile(energies, rows.share_of_kept(fraction), weight)
+        self.threshold_ = upper_quantile(energies, self._kept_share(rows), weight)
 
     def score(self, X: Any, y: Any = None) -> float:
         """Mean log-likelihood of the rows in nats, with the largest credible log Z.
@@ -1111,15 +1197,46 @@ class BaseDensity(OutlierMixin, DensityMixin, PartitionMixin, BaseEBM, abc.ABC):
         energy = self.energy(X)  # checks that the model is fitted
         return self.threshold_ - energy
 
-    def predict(self, X: Any) -> np.ndarray:
-        """Classify rows as inliers (+1) or outliers (-1).
+
+class ConditionalPartitionMixin(OfModel):
+    """log Z of a model in which each condition has its own."""
+
+    partition: Any
+
+    @property
+    def partition_(self) -> ConditionalAIS:
+        """Settings of the annealing of log Z: a copy of those given, or what ``"auto"`` is."""
+        check_is_fitted(self)
+        if not isinstance(self.partition, ConditionalAIS):
+            default: ConditionalAIS = self._config_of("partition", self.partition, set())
+            return default
+        self.partition._validate_params()
+        return clone(self.partition)
+
+
+class BaseConditional(ConditionalPartitionMixin, DetectionMixin, BaseEBM, abc.ABC):
+    """Base class of densities of rows given conditions."""
+
+    threshold_: Any
+
+    @property
+    def offset_(self) -> float:
+        """Threshold of `predict` in the units of `score_samples`."""
+        return float(self.threshold_)
+
+    @abc.abstractmethod
+    def score_samples(self, X: Any) -> np.ndarray:
+        """Log-likelihood of each row given its condition, in nats, (n_samples,)."""
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Log-likelihood given the condition minus the threshold: negative for outliers.
 
         Parameters
         ----------
-        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+        X : array-like of shape (n_samples, n_features)
 
         Returns
         -------
         ndarray of shape (n_samples,)
         """
-        return np.where(self.decision_function(X) >= 0, 1, -1)
+        return self.score_samples(X) - self.threshold_

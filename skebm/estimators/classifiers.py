@@ -1,19 +1,17 @@
-"""What classifiers share: labels and their weights, fits to them, and class probabilities.
-
-Methods are functions that each class names among its own: ``predict = classifiers.predict``. A
-classifier has ``logits``, ``classes_`` and the parameter ``unlabeled``.
-"""
+"""What classifiers share: labels and their weights, fits to them, and class probabilities."""
 
 from __future__ import annotations
 
-from typing import Any
+import abc
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy.special import log_softmax
+from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 
 from skebm._validation import as_numbers, check_labels, fit_context, warn
-from skebm.estimators.base import raises_interrupt, restores_on_failure
+from skebm.estimators.base import PartitionMixin, raises_interrupt, restores_on_failure
 from skebm.objectives.joint import UNKNOWN
 from skebm.training.rows import Rows
 from skebm.training.streams import labelled
@@ -151,166 +149,174 @@ def class_weights(asked: Any, classes: np.ndarray, rows: Rows) -> tuple[float, .
 # ------------------------------------------------------------------------------
 
 
-@fit_context(prefer_skip_nested_validation=True)
-@raises_interrupt
-@restores_on_failure
-def fit(self: Any, X: Any, y: Any, sample_weight: Any = None) -> Any:
-    """Fit the model to rows and their labels.
+class ProbabilisticClassifierMixin(ClassifierMixin, PartitionMixin):
+    """Fits to labels, and probabilities of rows and classes, of a classifier that has a density."""
 
-    Ctrl-C during training raises `KeyboardInterrupt` once the model trained so far is usable:
-    its weights are those of that moment, and log Z belongs to them. A call that fails in any
-    other way leaves the estimator as it was before it.
+    classes_: np.ndarray
+    unlabeled: Any
+    _density_alone: ClassVar[str]  # estimator of the same density without classes
 
-    Parameters
-    ----------
-    X : array-like of shape (n_samples, n_features)
-        Training rows.
-    y : array-like of shape (n_samples,)
-        Labels of any type; those equal to `unlabeled` are unknown.
-    sample_weight : array-like of shape (n_samples,), default=None
-        Non-negative importance of the rows, on any scale; rows of weight 0 are ignored.
+    @abc.abstractmethod
+    def logits(self, X: Any) -> np.ndarray:
+        """log p(x, y) of all classes up to a function of x, (n_samples, n_classes)."""
 
-    Returns
-    -------
-    self : object
-    """
-    X, y = labelled(X, y)
-    self._fit(X, sample_weight, streaming=False, encode=lambda X, on: encoded(self, X, y, on))
-    return self
+    @abc.abstractmethod
+    def _logits_of(self, rows: Rows) -> np.ndarray:
+        """Logits of validated rows."""
 
+    @fit_context(prefer_skip_nested_validation=True)
+    @raises_interrupt
+    @restores_on_failure
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
+        """Fit the model to rows and their labels.
 
-@restores_on_failure
-@fit_context(prefer_skip_nested_validation=True)
-def partial_fit(self: Any, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Any:
-    """Train for one epoch on rows and labels, in mini-batches, from the current state.
+        Ctrl-C during training raises `KeyboardInterrupt` once the model trained so far is usable:
+        its weights are those of that moment, and log Z belongs to them. A call that fails in any
+        other way leaves the estimator as it was before it.
 
-    A call that fails or is interrupted leaves the estimator as it was before it, bit for bit.
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+            Training rows.
+        y : array-like of shape (n_samples,)
+            Labels of any type; those equal to `unlabeled` are unknown.
+        sample_weight : array-like of shape (n_samples,), default=None
+            Non-negative importance of the rows, on any scale; rows of weight 0 are ignored.
 
-    Parameters
-    ----------
-    X : array-like of shape (n_samples, n_features)
-        Training rows, with the columns of the first call.
-    y : array-like of shape (n_samples,)
-        Their labels.
-    classes : array-like of shape (n_classes,), default=None
-        All classes, for the first call; None takes those of its y.
-    sample_weight : array-like of shape (n_samples,), default=None
-        Non-negative importance of the rows, on any scale.
+        Returns
+        -------
+        self : object
+        """
+        X, y = labelled(X, y)
+        self._fit(X, sample_weight, streaming=False, encode=lambda X, on: encoded(self, X, y, on))
+        return self
 
-    Returns
-    -------
-    self : object
-    """
-    X, y = labelled(X, y)
-    self._fit(
-        X,
-        sample_weight,
-        streaming=True,
-        encode=lambda X, on: encoded(self, X, y, on, classes),
-    )
-    return self
+    @restores_on_failure
+    @fit_context(prefer_skip_nested_validation=True)
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Any:
+        """Train for one epoch on rows and labels, in mini-batches, from the current state.
 
+        A call that fails or is interrupted leaves the estimator as it was before it, bit for bit.
 
-def predict_proba(self: Any, X: Any) -> np.ndarray:
-    """Probability of each class, p(y | x), in the order of `classes_`.
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+            Training rows, with the columns of the first call.
+        y : array-like of shape (n_samples,)
+            Their labels.
+        classes : array-like of shape (n_classes,), default=None
+            All classes, for the first call; None takes those of its y.
+        sample_weight : array-like of shape (n_samples,), default=None
+            Non-negative importance of the rows, on any scale.
 
-    Parameters
-    ----------
-    X : array-like of shape (n_samples, n_features)
+        Returns
+        -------
+        self : object
+        """
+        X, y = labelled(X, y)
+        self._fit(
+            X,
+            sample_weight,
+            streaming=True,
+            encode=lambda X, on: encoded(self, X, y, on, classes),
+        )
+        return self
 
-    Returns
-    -------
-    ndarray of shape (n_samples, n_classes)
-    """
-    share: np.ndarray = np.exp(self.predict_log_proba(X))
-    total: np.ndarray = share.sum(1, keepdims=True)  # which the logarithms leave to rounding
-    return share / total
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probability of each class, p(y | x), in the order of `classes_`.
 
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
 
-def predict_log_proba(self: Any, X: Any) -> np.ndarray:
-    """Logarithm of the probability of each class, finite where the probability rounds to 0.
+        Returns
+        -------
+        ndarray of shape (n_samples, n_classes)
+        """
+        share: np.ndarray = np.exp(self.predict_log_proba(X))
+        total: np.ndarray = share.sum(1, keepdims=True)  # which the logarithms leave to rounding
+        return share / total
 
-    Parameters
-    ----------
-    X : array-like of shape (n_samples, n_features)
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        """Logarithm of the probability of each class, finite where the probability rounds to 0.
 
-    Returns
-    -------
-    ndarray of shape (n_samples, n_classes)
-        In nats, in the order of `classes_`.
-    """
-    found: np.ndarray = log_softmax(self.logits(X), axis=1)
-    return found
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
 
+        Returns
+        -------
+        ndarray of shape (n_samples, n_classes)
+            In nats, in the order of `classes_`.
+        """
+        found: np.ndarray = log_softmax(self.logits(X), axis=1)
+        return found
 
-def decision_function(self: Any, X: Any) -> np.ndarray:
-    """Logits; for two classes their difference, the log-odds of the second.
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Logits; for two classes their difference, the log-odds of the second.
 
-    Parameters
-    ----------
-    X : array-like of shape (n_samples, n_features)
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
 
-    Returns
-    -------
-    ndarray of shape (n_samples, n_classes), or (n_samples,) for two classes
-    """
-    logits: np.ndarray = self.logits(X)
-    return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
+        Returns
+        -------
+        ndarray of shape (n_samples, n_classes), or (n_samples,) for two classes
+        """
+        logits: np.ndarray = self.logits(X)
+        return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
 
+    def predict(self, X: Any) -> np.ndarray:
+        """Most likely class of each row.
 
-def predict(self: Any, X: Any) -> np.ndarray:
-    """Most likely class of each row.
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
 
-    Parameters
-    ----------
-    X : array-like of shape (n_samples, n_features)
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+        """
+        place = self.logits(X).argmax(1)  # checks that the model is fitted
+        found: np.ndarray = self.classes_[place]
+        return found
 
-    Returns
-    -------
-    ndarray of shape (n_samples,)
-    """
-    place = self.logits(X).argmax(1)  # checks that the model is fitted
-    found: np.ndarray = self.classes_[place]
-    return found
+    def joint_energy(self, X: Any, y: Any) -> np.ndarray:
+        r"""Energy of rows and classes, E(x) - log p(y | x), in nats and in the units of X.
 
+        It is -log p(x, y) - `log_partition_`; :meth:`energy` is minus the logarithm of the sum of
+        :math:`e^{-E(x, y)}` over classes.
 
-def joint_energy(self: Any, X: Any, y: Any) -> np.ndarray:
-    r"""Energy of rows and classes, E(x) - log p(y | x), in nats and in the units of X.
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+        y : array-like of shape (n_samples,), or a label
+            Classes of the rows, or one for all.
 
-    It is -log p(x, y) - `log_partition_`; :meth:`energy` is minus the logarithm of the sum of
-    :math:`e^{-E(x, y)}` over classes.
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+        """
+        rows = self._rows(X)
+        codes = codes_of(y, len(rows), self.classes_)
+        log_share = log_softmax(self._logits_of(rows), axis=1)
+        found: np.ndarray = self._energies(rows) - log_share[np.arange(len(rows)), codes]
+        return found
 
-    Parameters
-    ----------
-    X : array-like of shape (n_samples, n_features)
-    y : array-like of shape (n_samples,), or a label
-        Classes of the rows, or one for all.
+    def joint_log_proba(self, X: Any) -> np.ndarray:
+        """log p(x, y) of all classes, log p(x) + log p(y | x), in nats and in the units of X.
 
-    Returns
-    -------
-    ndarray of shape (n_samples,)
-    """
-    rows = self._rows(X)
-    codes = codes_of(y, len(rows), self.classes_)
-    log_share = log_softmax(self._logits_of(rows), axis=1)
-    found: np.ndarray = self._energies(rows) - log_share[np.arange(len(rows)), codes]
-    return found
+        Exact if log Z is; an error of an estimated log Z is the same for all rows and classes.
 
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
 
-def joint_log_proba(self: Any, X: Any) -> np.ndarray:
-    """log p(x, y) of all classes, log p(x) + log p(y | x), in nats and in the units of X.
-
-    Exact if log Z is; an error of an estimated log Z is the same for all rows and classes.
-
-    Parameters
-    ----------
-    X : array-like of shape (n_samples, n_features)
-
-    Returns
-    -------
-    ndarray of shape (n_samples, n_classes)
-    """
-    rows = self._rows(X)
-    log_p = -self._energies(rows, likely=True) - self.log_partition_
-    found: np.ndarray = log_p[:, None] + log_softmax(self._logits_of(rows), axis=1)
-    return found
+        Returns
+        -------
+        ndarray of shape (n_samples, n_classes)
+        """
+        rows = self._rows(X)
+        log_p = -self._energies(rows, likely=True) - self.log_partition_
+        found: np.ndarray = log_p[:, None] + log_softmax(self._logits_of(rows), axis=1)
+        return found

@@ -6,6 +6,7 @@ from skebm.partition.bridge import BridgeSampling
 from skebm.partition.choice import Choice, choose
 from skebm.partition.comparison import compare
 from skebm.partition.exact import Exact, cheaper_side, exact_draws, log_z_cost
+from skebm.partition.given import ConditionalAIS
 from skebm.partition.importance import ImportanceSampling
 from skebm.partition.pairwise.bethe import Bethe
 from skebm.partition.pairwise.perturb_and_map import PerturbAndMAP
@@ -18,6 +19,7 @@ __all__ = [
     "Bethe",
     "BridgeSampling",
     "Choice",
+    "ConditionalAIS",
     "Exact",
     "ImportanceSampling",
     "PerturbAndMAP",

@@ -10,11 +10,14 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from numbers import Integral, Real
+from typing import Any, ClassVar, NamedTuple
 
 import torch
+from sklearn.base import BaseEstimator
 from torch import Tensor
 
+from skebm._validation import Interval
 from skebm.base import Conditional, sampling
 from skebm.base.torchtools import shifts, softplus, softplus_sum
 from skebm.base.units import Bernoulli, Normal
@@ -116,6 +119,46 @@ class LogZGiven(NamedTuple):
             if not len(index):
                 return
             self.put(index, estimate(index, n_temperatures))
+
+
+class ConditionalAIS(BaseEstimator):
+    r"""Annealed importance sampling of the log Z of each condition, as precise as is asked for.
+
+    All conditions are annealed with few temperatures at first, and those whose standard errors are
+    then above `max_error` with four times as many, again and again.
+
+    Parameters
+    ----------
+    n_chains : int, default=10
+        Number of chains for each condition, at least two.
+    n_betas : int, default=480
+        Maximum number of inverse temperatures.
+    max_error : float, default=0.1
+        Standard error of log Z, in nats, for which no more temperatures are needed.
+
+    See Also
+    --------
+    AIS : log Z of models whose rows share one.
+
+    Examples
+    --------
+    >>> from skebm import ConditionalDensity
+    >>> from skebm.partition import ConditionalAIS
+    >>> model = ConditionalDensity(partition=ConditionalAIS(n_chains=20))
+    >>> model.set_params(partition__n_betas=100).partition
+    ConditionalAIS(n_betas=100, n_chains=20)
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        "n_chains": [Interval(Integral, 2, None, closed="left")],
+        "n_betas": [Interval(Integral, 1, None, closed="left")],
+        "max_error": [Interval(Real, 0, None, closed="left")],
+    }
+
+    def __init__(self, n_chains: int = 10, n_betas: int = 480, max_error: float = 0.1):
+        self.n_chains = n_chains
+        self.n_betas = n_betas
+        self.max_error = max_error
 
 
 def numbers_of_temperatures(first: int, most: int) -> list[int]:

@@ -33,6 +33,7 @@ from skebm.partition import (
     AIS,
     Bethe,
     BridgeSampling,
+    ConditionalAIS,
     Exact,
     ImportanceSampling,
     PerturbAndMAP,
@@ -97,6 +98,7 @@ INSTANCES = {
         TreeReweighted(),
         PerturbAndMAP(5),
     ],
+    ConditionalAIS: [ConditionalAIS(2, 20), ConditionalAIS(n_betas=1), ConditionalAIS(max_error=0)],
     Distribution: [
         Gaussian.fit(torch.as_tensor(REALS, dtype=torch.float32)),
         Gaussian.fit(torch.ones(3, 1).cumsum(0)),

@@ -21,16 +21,15 @@ from skebm._validation import (
     draw_seed,
 )
 from skebm.base import Clamp, Sampler
-from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
-from skebm.base.torchtools import check_memory
 from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import (
     DENSITY_CONSTRAINTS,
     BaseDensity,
+    CategoriesMixin,
+    assign_parameters,
     chain_rows,
     stopping_of,
-    validate_coded,
 )
 from skebm.estimators.boltzmann.blueprint import (
     CHEAP_COST,
@@ -52,7 +51,7 @@ from skebm.estimators.boltzmann.blueprint import (
 from skebm.estimators.boltzmann.errors import CouplingErrors, as_errors, covariance
 from skebm.estimators.boltzmann.gauge import conditional_means, zero_sum
 from skebm.estimators.boltzmann.structure import PathResult, SparsityPath, choose_graph
-from skebm.estimators.tables.columns import Coding, ColumnTable
+from skebm.estimators.tables.columns import ColumnTable
 from skebm.estimators.tables.frames import as_given
 from skebm.estimators.tables.table import SpinTable, Table, UnitIntervalTable, holds_spins
 from skebm.objectives.local import LOCAL_RULES
@@ -75,7 +74,7 @@ BLOCK, N_DRAWS, N_DRAW_STEPS = 10_000, 10_000, 200
 
 
 @shared_docs
-class BoltzmannMachineDensity(BaseDensity):
+class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
     r"""Fully visible Boltzmann machine: couplings, a graph and a density of discrete columns.
 
     .. math:: p(x) = \frac{1}{Z} \exp\Bigl(\sum_{i < j} J_{ij} x_i x_j + \sum_i b_i x_i\Bigr)
@@ -258,36 +257,12 @@ class BoltzmannMachineDensity(BaseDensity):
         dtype="float32",
         net_params=None,
     ):
-        self.learning = learning
-        self.coding = coding
-        self.edges = edges
-        self.l1 = l1
-        self.l2 = l2
-        self.categorical_features = categorical_features
-        self.n_iter = n_iter
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.optimizer = optimizer
-        self.chains = chains
-        self.early_stopping = early_stopping
-        self.warm_start = warm_start
-        self.contamination = contamination
-        self.partition = partition
-        self.sampler = sampler
-        self.random_state = random_state
-        self.verbose = verbose
-        self.device = device
-        self.dtype = dtype
-        self.net_params = net_params
+        assign_parameters(self, locals())
 
     # ---------------------------------------------------------------- hooks of the base class
 
     def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
         return {"accept_sparse": "csr"}
-
-    def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
-        kwargs |= {"reset": reset, "min_samples": min_samples}
-        return validate_coded(self, X, super()._validate, Coding.learn, **kwargs)
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> Table:
         names = getattr(self, "feature_names_in_", None)
@@ -400,9 +375,9 @@ class BoltzmannMachineDensity(BaseDensity):
     def _plan(self, learning: str, rows: Rows, *, streaming: bool) -> TrainingPlan:
         """Steps that use all rows for the convex rules, unless stochastic ones are asked for."""
         net = self.net_params or {}
-        rate = net.get("lr", self.learning_rate)
-        size = net.get("batch_size", self.batch_size)
-        n_iter = net.get("max_epochs", self.n_iter)
+        rate: Any = net.get("lr", self.learning_rate)
+        size: Any = net.get("batch_size", self.batch_size)
+        n_iter: Any = net.get("max_epochs", self.n_iter)
         stopping = stopping_of(self.early_stopping)
         optimizer = AdamW() if self.optimizer is None else self.optimizer
         given = any(name.startswith("optimizer") for name in net)
@@ -445,11 +420,6 @@ class BoltzmannMachineDensity(BaseDensity):
         if chains.n_steps is None:
             chains.set_params(n_steps=1)
         return chains if chains.n_chains is not None else chains.set_params(n_chains=BATCH)
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        return tags
 
     # ---------------------------------------------------------------- methods
 
@@ -520,12 +490,7 @@ class BoltzmannMachineDensity(BaseDensity):
         -------
         ndarray or data frame of shape (n_samples, n_features)
         """
-        check_is_fitted(self)
-        whole_number("n_samples", n_samples, 1)
-        whole_number("n_steps", n_steps, 1)
-        check_temperature(temperature)
-        d = self.energy_.domain.n_columns
-        check_memory(f"n_samples={n_samples}", float(n_samples) * d, torch.float64)
+        self._check_draws(n_samples, n_steps, temperature)
         drawn = self._draw(n_samples, self._generator(random_state), n_steps, temperature)
         return self._blueprint.table.invert(drawn)
 

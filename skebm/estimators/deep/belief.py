@@ -42,6 +42,7 @@ from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
 from skebm.estimators.base import (
     asked_for,
+    assign_parameters,
     restores_on_failure,
     set_by_name,
     warn_without_effect,
@@ -217,14 +218,7 @@ class DeepBeliefNetwork(
         random_state=None,
         verbose=0,
     ):
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.rbm = rbm
-        self.layer_params = layer_params
-        self.upper_input = upper_input
-        self.n_draws = n_draws
-        self.partition = partition
-        self.random_state = random_state
-        self.verbose = verbose
+        assign_parameters(self, locals())
 
     # ---------------------------------------------------------------- parameters
 

@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from torch import Tensor, nn
 
 from skebm._validation import Interval, Options, StrOptions, check_is_fitted
-from skebm.base import Sampler
-from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
@@ -22,8 +19,8 @@ from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import (
     DENSITY_CONSTRAINTS,
     BaseDensity,
+    assign_parameters,
     draw_seed,
-    validate_coded,
 )
 from skebm.estimators.deep.blueprint import DeepBlueprint, design_deep, warn_unless_converged
 from skebm.estimators.deep.meanfield import MeanField, PosteriorMeans, recognition_maps
@@ -31,7 +28,7 @@ from skebm.estimators.deep.module import sigmoid_network
 from skebm.estimators.deep.rows import LayeredTable
 from skebm.estimators.rbm.blueprint import Trials
 from skebm.estimators.rbm.choice import BaseChoice
-from skebm.estimators.rbm.drawing import BLOCK, draw_visible, imputed, starts_of
+from skebm.estimators.rbm.drawing import LayersDensityMixin
 from skebm.estimators.rbm.missing import hidden_means, log_sums
 from skebm.estimators.tables.bases import (
     COLUMN_BASES,
@@ -39,11 +36,9 @@ from skebm.estimators.tables.bases import (
     fit_completed,
 )
 from skebm.estimators.tables.columns import (
-    Coding,
     fit_table_base,
     learn_columns,
 )
-from skebm.estimators.tables.frames import as_given
 from skebm.estimators.tables.table import Table
 from skebm.objectives import Centering, Penalty
 from skebm.samplers import FromData, Gibbs, Persistent
@@ -59,7 +54,7 @@ N_MEAN_STEPS = 100
 
 
 @shared_docs
-class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensity):
+class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
     r"""Deep Boltzmann machine: several layers of hidden units, all coupled to their neighbours.
 
     .. math::
@@ -267,40 +262,12 @@ class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         dtype="float32",
         net_params=None,
     ):
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.n_iter = n_iter
-        self.verbose = verbose
-        self.random_state = random_state
-        self.pretraining = pretraining
-        self.mean_field = mean_field
-        self.chains = chains
-        self.base = base
-        self.centering = centering
-        self.penalty = penalty
-        self.optimizer = optimizer
-        self.visible = visible
-        self.categorical_features = categorical_features
-        self.rescale = rescale
-        self.early_stopping = early_stopping
-        self.warm_start = warm_start
-        self.contamination = contamination
-        self.partition = partition
-        self.sampler = sampler
-        self.device = device
-        self.dtype = dtype
-        self.net_params = net_params
+        assign_parameters(self, locals())
 
     # ---------------------------------------------------------------- hooks of the base class
 
     def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
         return {"accept_sparse": "csr", "ensure_all_finite": "allow-nan"}
-
-    def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
-        """Validated X, its categories as codes, nan where missing."""
-        kwargs |= {"reset": reset, "min_samples": min_samples}
-        return validate_coded(self, X, super()._validate, Coding.learn, **kwargs)
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> LayeredTable:
         sizes = hidden_sizes(self.hidden_layer_sizes)
@@ -346,12 +313,6 @@ class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         gains = functools.partial(trials.gains, chosen, found.plan.n_iter)
         return found.trained_for(epochs_by_halves(gains, rows, generator))
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = tags.input_tags.allow_nan = True
-        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
-        return tags
-
     @property
     def _n_features_out(self) -> int:
         return sum(self.layer_sizes_[1:])
@@ -384,6 +345,9 @@ class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         sums = log_sums(energy, energy.base, row, mask, blueprint.table.groups, generator)
         volumes: np.ndarray = blueprint.table.log_volumes(known.cpu().numpy())
         return volumes - sums.value.cpu().numpy()
+
+    def _with_all_entries(self, x: Tensor) -> Tensor:
+        return self._beside(x, ~x.isnan())[0]
 
     def _beside(self, x: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
         """Rows of the energy whose hidden units are missing, with what is known of them."""
@@ -446,11 +410,7 @@ class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
             in nats, and ``residual``, ``n_steps`` and ``converged`` of each row. If rows have not
             converged, a warning gives the largest residual.
         """
-        rows = self._rows(X)
-        if rows.has_missing():
-            raise ValueError(
-                "X contains NaN, and posterior_means needs complete rows: call impute first."
-            )
+        rows = self._complete_rows(X, "posterior_means")
         found = self._map(rows, lambda energy, x: energy.means(x)).numpy()
         settings, sizes = self._blueprint.mean_field, self.layer_sizes_[1:]
         residual, ends = found[:, -2], np.cumsum(sizes)
@@ -497,98 +457,6 @@ class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         row, mask = self._beside(x, known)
         between, whole = hidden_means(energy, energy.base, row, mask, N_MEAN_STEPS, generator)
         return torch.cat(layers.hidden_layers(whole[:, layers.n_visible :], between), 1)
-
-    # ---------------------------------------------------------------- rows of the model
-
-    def sample(
-        self,
-        n_samples: int = 1,
-        random_state: Any = None,
-        *,
-        temperature: float = 1.0,
-        n_steps: int = 1000,
-    ) -> Any:
-        r"""Draw rows from the model, x of :math:`p(x, h)^{1/T}` normalised.
-
-        The rows are exact and independent if the even or the odd layers can be enumerated (at most
-        1e7 terms). Otherwise they are the last states of Gibbs chains of `n_steps` steps from the
-        persistent chains (from the base for temperatures other than 1), and approximate if the
-        chains have not converged.
-
-        Parameters
-        ----------
-        n_samples : int, default=1
-        random_state : int, RandomState instance or None, default=None
-            None draws from NumPy's global generator.
-        temperature : float, default=1.0
-            T > 0, by which the energy of all layers is divided.
-        n_steps : int, default=1000
-            Gibbs steps, if they are needed.
-
-        Returns
-        -------
-        ndarray or data frame of shape (n_samples, n_features)
-            In the units of the data.
-        """
-        check_is_fitted(self)
-        whole_number("n_samples", n_samples, 1)
-        energy = self.energy_
-        n_numbers = n_samples * energy.domain.n_columns
-        check_memory(f"n_samples={n_samples}", n_numbers, torch.float64)
-        whole_number("n_steps", n_steps, 1)
-        check_temperature(temperature)
-        reference = torch.as_tensor(self._reference).to(energy.weight)
-        generator = self._generator(random_state)
-        starts = starts_of(energy, self._blueprint, self.net_, reference)
-        how: dict[str, Any] = {"n_steps": n_steps, "temperature": temperature}
-        sampler = self._blueprint.layer_sampler
-        drawn = draw_visible(energy, sampler, starts, n_samples, generator, **how)
-        return self._blueprint.table.invert(drawn)
-
-    @as_given
-    def impute(
-        self,
-        X: Any,
-        random_state: Any = None,
-        *,
-        how: str = "sample",
-        n_steps: int = 200,
-    ) -> Any:
-        """Replace missing entries by draws from the model given the known entries, or their means.
-
-        The draws come from Gibbs sampling of all layers with the known entries clamped, and are
-        approximate because the chains are finite.
-
-        Parameters
-        ----------
-        X : {array-like, sparse matrix} of shape (n_samples, n_features)
-            NaN marks missing entries.
-        random_state : int, RandomState instance or None, default=None
-            None draws from NumPy's global generator.
-        how : {"sample", "mean", "mode"}, default="sample"
-            ``"sample"``: a joint draw. ``"mean"``: the means of numbers and bits, and the most
-            probable levels of categories. ``"mode"``: the more probable values of bits as well.
-        n_steps : int, default=200
-            Gibbs steps; means are taken over the second half.
-
-        Returns
-        -------
-        ndarray or data frame of shape (n_samples, n_features)
-            Known entries are unchanged.
-        """
-        check_is_fitted(self)
-        whole_number("n_steps", n_steps, 1)
-        if how not in ("sample", "mean", "mode"):
-            raise ValueError(f'how must be "sample", "mean" or "mode", got {how!r}.')
-        X = self._validate(X)
-        rows, generator = self._rows_of(X), self._generator(random_state)
-        blocks = []
-        for start in range(0, len(rows), BLOCK):
-            x = rows.block(start, start + BLOCK)
-            row, _ = self._beside(x, ~x.isnan())
-            made = imputed(self.energy_, self._blueprint, row, how, n_steps, generator)
-            blocks.append(made.cpu())
-        return self._blueprint.table.filled(X, torch.cat(blocks))
 
     def to_module(self, n_outputs: int | None = None) -> nn.Sequential:
         r"""Copy of the model as a feed-forward network, for fine-tuning.
@@ -671,36 +539,6 @@ class DeepBoltzmannMachine(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         """``"exact"`` where hidden layers are summed out, else ``"lower"``."""
         check_is_fitted(self)
         return "exact" if self._blueprint.is_exact else "lower"
-
-    @property
-    def base_(self) -> Distribution:
-        """The fitted base of x."""
-        check_is_fitted(self)
-        return self._blueprint.base
-
-    @property
-    def sampler_(self) -> Sampler:
-        """Sampler of the chains."""
-        check_is_fitted(self)
-        return self._blueprint.chain_sampler
-
-    @property
-    def learning_rate_(self) -> float:
-        """Initial learning rate."""
-        check_is_fitted(self)
-        return self._blueprint.plan.learning_rate
-
-    @property
-    def batch_size_(self) -> int:
-        """Rows per step."""
-        check_is_fitted(self)
-        return self._blueprint.plan.batch_size
-
-    @property
-    def n_chains_(self) -> int:
-        """Number of persistent chains."""
-        chains = self._blueprint.chains
-        return int(chains.n_chains or 0) if isinstance(chains, Persistent) else self.batch_size_
 
 
 def hidden_sizes(asked: Any) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from sklearn.base import BaseEstimator, clone
 from torch import Tensor, nn
 
 from skebm._validation import (
@@ -17,13 +17,14 @@ from skebm._validation import (
     check_is_fitted,
 )
 from skebm.base import Sampler
-from skebm.base.energy import check_temperature
-from skebm.base.sampler import whole_number
 from skebm.energies import ClassMarginal, NeuralEnergy, Spec, build_network
-from skebm.estimators import classifiers
 from skebm.estimators._docs import shared_docs
-from skebm.estimators.base import JOINT_CONSTRAINTS, BaseEBM
-from skebm.estimators.classifiers import class_weights, codes_of
+from skebm.estimators.base import JOINT_CONSTRAINTS, BaseEBM, assign_parameters
+from skebm.estimators.classifiers import (
+    ProbabilisticClassifierMixin,
+    class_weights,
+    codes_of,
+)
 from skebm.estimators.neural.blueprint import (
     BASE,
     CONFIGS,
@@ -152,15 +153,7 @@ class Hybrid(BaseEstimator):
         deconvolve=True,
         power="auto",
     ):
-        self.form = form
-        self.noisy = noisy
-        self.augmentation = augmentation
-        self.sharpness = sharpness
-        self.sigma_anneal = sigma_anneal
-        self.energy_l2 = energy_l2
-        self.clip_norm = clip_norm
-        self.deconvolve = deconvolve
-        self.power = power
+        assign_parameters(self, locals())
 
 
 @dataclass(frozen=True)
@@ -232,7 +225,7 @@ class JointRule(ChainRule):
 
 
 @shared_docs
-class JEMClassifier(ClassifierMixin, NeuralMixin, BaseEBM):
+class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
     r"""Joint energy-based model: a classifier whose logits also define a density of the rows.
 
     .. math:: p(x, y) = p(y \mid x)\, p(x) , \qquad
@@ -406,34 +399,7 @@ class JEMClassifier(ClassifierMixin, NeuralMixin, BaseEBM):
         dtype="float32",
         net_params=None,
     ):
-        self.network = network
-        self.objective = objective
-        self.generative_weight = generative_weight
-        self.sampler = sampler
-        self.chains = chains
-        self.unlabeled = unlabeled
-        self.class_weight = class_weight
-        self.domain = domain
-        self.base = base
-        self.sigma = sigma
-        self.bounds = bounds
-        self.standardize = standardize
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.n_iter = n_iter
-        self.optimizer = optimizer
-        self.early_stopping = early_stopping
-        self.warm_start = warm_start
-        self.partition = partition
-        self.random_state = random_state
-        self.verbose = verbose
-        self.device = device
-        self.dtype = dtype
-        self.net_params = net_params
-
-    # ---------------------------------------------------------------- fitting
-
-    fit, partial_fit = classifiers.fit, classifiers.partial_fit
+        assign_parameters(self, locals())
 
     # ---------------------------------------------------------------- hooks of the base class
 
@@ -517,12 +483,6 @@ class JEMClassifier(ClassifierMixin, NeuralMixin, BaseEBM):
         found = found - (1 - self.power_) * found.logsumexp(1, keepdim=True)
         return self._blueprint.table.check_finite(found.numpy(), rows, "the logits")
 
-    predict, predict_proba = classifiers.predict, classifiers.predict_proba
-    predict_log_proba = classifiers.predict_log_proba
-    decision_function = classifiers.decision_function
-
-    joint_energy, joint_log_proba = classifiers.joint_energy, classifiers.joint_log_proba
-
     # ---------------------------------------------------------------- density
 
     def sample(
@@ -564,12 +524,9 @@ class JEMClassifier(ClassifierMixin, NeuralMixin, BaseEBM):
         """
         if y is None:
             return self._draw_rows(n_samples, random_state, temperature, given, n_steps)
-        check_is_fitted(self)
+        self._check_draws(n_samples, n_steps, temperature)
         if given is not None:
             raise ValueError("Pass y or given: rows of a class are drawn as a whole.")
-        self._check_n_samples(n_samples)
-        whole_number("n_steps", n_steps, 1)
-        check_temperature(temperature)
         codes, generator = (
             codes_of(y, n_samples, self.classes_),
             self._generator(random_state),

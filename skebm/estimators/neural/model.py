@@ -15,7 +15,6 @@ from torch import Tensor
 from skebm._validation import as_numbers, check_is_fitted
 from skebm.base import Mixed, Sampler
 from skebm.base.sampler import whole_number
-from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
 from skebm.estimators.base import PartitionMixin
 from skebm.estimators.neural.blueprint import NeuralBlueprint
@@ -84,9 +83,7 @@ class NeuralMixin(PartitionMixin):
         self, n_samples: int, random_state: Any, temperature: float, given: Any, n_steps: int
     ) -> np.ndarray:
         """Rows of the model at a temperature, or given some of their columns."""
-        check_is_fitted(self)
-        self._check_n_samples(n_samples)
-        whole_number("n_steps", n_steps, 1)
+        self._check_draws(n_samples, n_steps, temperature)
         generator, n = self._generator(random_state), max(n_samples, LEAST_CHAINS)
         energy, table = self.energy_, self._blueprint.table
         chains = chains_at_temperature(self._chains(), energy, temperature)
@@ -152,12 +149,6 @@ class NeuralMixin(PartitionMixin):
             known = torch.as_tensor(self._reference)
         proposal = blueprint.rule.proposal(self.energy_, net)
         return Chains(blueprint.rule.fitted_sampler(net), proposal, known)
-
-    def _check_n_samples(self, n_samples: int) -> None:
-        """Raise `ValueError` for invalid numbers of rows, and for more rows than memory holds."""
-        whole_number("n_samples", n_samples, 1)
-        n_numbers = n_samples * self.energy_.domain.n_columns
-        check_memory(f"n_samples={n_samples}", n_numbers, torch.float64)
 
     # ---------------------------------------------------------------- denoising
 

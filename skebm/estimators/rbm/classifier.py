@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from sklearn.base import (
-    ClassifierMixin,
-    ClassNamePrefixFeaturesOutMixin,
-    TransformerMixin,
     clone,
 )
 from torch import Tensor
@@ -19,22 +16,20 @@ from torch import Tensor
 from skebm._validation import Interval, StrOptions, check_is_fitted
 from skebm.base import Binary
 from skebm.base.domains import parts_of
-from skebm.base.energy import check_temperature
-from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
-from skebm.energies import ClassRBM
-from skebm.estimators import classifiers
 from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import (
     JOINT_CONSTRAINTS,
     BaseEBM,
-    PartitionMixin,
+    assign_parameters,
     draw_seed,
-    read_only,
-    validate_coded,
 )
-from skebm.estimators.classifiers import class_weights, codes_of
+from skebm.estimators.classifiers import (
+    ProbabilisticClassifierMixin,
+    class_weights,
+    codes_of,
+)
 from skebm.estimators.rbm.class_blueprint import (
     PRECONDITION,
     ClassBlueprint,
@@ -44,9 +39,9 @@ from skebm.estimators.rbm.class_blueprint import (
     takes_folds,
     weight_of_rows,
 )
-from skebm.estimators.rbm.drawing import Starts, draw_visible, starts_of
+from skebm.estimators.rbm.drawing import LayersMixin, draw_visible
 from skebm.estimators.tables.bases import COLUMN_BASES, check_base_stays
-from skebm.estimators.tables.columns import Coding, ColumnTable, fit_table_base, learn_columns
+from skebm.estimators.tables.columns import ColumnTable, fit_table_base, learn_columns
 from skebm.estimators.tables.table import Table, UnitIntervalTable
 from skebm.objectives import Centering, Penalty
 from skebm.samplers import ChainPolicy, Gibbs, Persistent
@@ -64,9 +59,7 @@ MOST_REJECTED = 10_000
 
 
 @shared_docs
-class RBMClassifier(
-    ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClassifierMixin, PartitionMixin, BaseEBM
-):
+class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
     r"""Classification restricted Boltzmann machine: exact class probabilities and a density.
 
     .. math::
@@ -252,42 +245,12 @@ class RBMClassifier(
         dtype="float32",
         net_params=None,
     ):
-        self.n_components = n_components
-        self.objective = objective
-        self.generative_weight = generative_weight
-        self.unlabeled = unlabeled
-        self.class_weight = class_weight
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.n_iter = n_iter
-        self.verbose = verbose
-        self.random_state = random_state
-        self.chains = chains
-        self.base = base
-        self.centering = centering
-        self.penalty = penalty
-        self.optimizer = optimizer
-        self.visible = visible
-        self.categorical_features = categorical_features
-        self.early_stopping = early_stopping
-        self.warm_start = warm_start
-        self.partition = partition
-        self.sampler = sampler
-        self.device = device
-        self.dtype = dtype
-        self.net_params = net_params
-
-    fit, partial_fit = classifiers.fit, classifiers.partial_fit
+        assign_parameters(self, locals())
 
     # ---------------------------------------------------------------- hooks of the base class
 
     def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
         return {"accept_sparse": "csr"}
-
-    def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
-        """Validated X, its categories as codes."""
-        kwargs |= {"reset": reset, "min_samples": min_samples}
-        return validate_coded(self, X, super()._validate, Coding.learn, **kwargs)
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> UnitIntervalTable | ColumnTable:
         return learn_columns(self, X, weight)
@@ -341,27 +304,7 @@ class RBMClassifier(
         free = (self.net_params or {}).get("lr", self.learning_rate) == "auto"
         return Centering(precondition=PRECONDITION if free else 0.0)
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
-        return tags
-
-    @property
-    def _n_features_out(self) -> int:
-        return self._blueprint.n_hidden
-
     # ---------------------------------------------------------------- classes
-
-    predict, predict_proba = classifiers.predict, classifiers.predict_proba
-    predict_log_proba = classifiers.predict_log_proba
-    decision_function = classifiers.decision_function
-
-    @property
-    def _trained(self) -> ClassRBM:
-        """The machine of rows and classes, whatever p(x) is."""
-        energy: ClassRBM = self.net_.module_.energy.eval()
-        return energy
 
     @by_blocks
     def logits(self, X: Any) -> np.ndarray:
@@ -381,8 +324,6 @@ class RBMClassifier(
         energy = self._blueprint.scoring_energy(self._trained)
         found = rows.map(energy.class_logits, energy.domain.n_columns)
         return np.asarray(found.double().numpy())
-
-    joint_energy, joint_log_proba = classifiers.joint_energy, classifiers.joint_log_proba
 
     # ---------------------------------------------------------------- features and samples
 
@@ -443,18 +384,11 @@ class RBMClassifier(
         ndarray of shape (n_samples, n_features)
             In the units of the data.
         """
-        check_is_fitted(self)
-        whole_number("n_samples", n_samples, 1)
-        whole_number("n_steps", n_steps, 1)
-        check_temperature(temperature)
-        n_numbers = n_samples * self.energy_.domain.n_columns
-        check_memory(f"n_samples={n_samples}", n_numbers, torch.float64)
+        self._check_draws(n_samples, n_steps, temperature)
         generator, table = self._generator(random_state), self._blueprint.table
         how: dict[str, Any] = {"n_steps": n_steps, "temperature": temperature}
         if y is None:
-            sampler = self._blueprint.layer_sampler
-            x = draw_visible(self.energy_, sampler, self._starts(), n_samples, generator, **how)
-            return table.invert(x)
+            return table.invert(self._draw(n_samples, generator, **how))
         codes = torch.as_tensor(codes_of(y, n_samples, self.classes_))
         found = torch.empty(n_samples, self.energy_.domain.n_columns)
         for code in codes.unique().tolist():
@@ -503,11 +437,6 @@ class RBMClassifier(
             f'{self.classes_[code]!r}: fit with objective="hybrid" to draw its rows.'
         )
 
-    def _starts(self) -> Starts:
-        """Where chains of the model start."""
-        reference = torch.as_tensor(self._reference).to(self._trained.weight)
-        return starts_of(self.energy_, self._blueprint, self.net_, reference)
-
     # ---------------------------------------------------------------- fitted attributes
 
     @property
@@ -523,17 +452,11 @@ class RBMClassifier(
         return self._blueprint.generative_weight
 
     @property
-    def base_(self) -> Distribution:
-        """The fitted base."""
-        check_is_fitted(self)
-        return self._blueprint.base
-
-    @property
     def components_(self) -> np.ndarray:
         """Weights W of the rows, (H, n_visible)."""
-        return read_only(self, "weight", "_trained")
+        return self._read_only("weight")
 
     @property
     def class_components_(self) -> np.ndarray:
         """Weights U of the classes, (H, n_classes)."""
-        return read_only(self, "class_weight", "_trained")
+        return self._read_only("class_weight")

@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.metaestimators import available_if
 from torch import Tensor
 
 from skebm._validation import Interval, MinMax, Options, StrOptions, check_is_fitted
-from skebm.base import BipartiteEnergy, LogLikelihoods, Sampler
-from skebm.base.energy import check_temperature
+from skebm.base import BipartiteEnergy, LogLikelihoods
 from skebm.base.sampler import whole_number
-from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
 from skebm.energies import Tilted
 from skebm.estimators._docs import shared_docs
@@ -23,16 +20,15 @@ from skebm.estimators.base import (
     DENSITY_CONSTRAINTS,
     BaseDensity,
     LogZ,
+    assign_parameters,
     chain_rows,
-    read_only,
-    validate_coded,
 )
 from skebm.estimators.rbm.blueprint import RBMBlueprint, designed
-from skebm.estimators.rbm.drawing import BLOCK, draw_visible, imputed, starts_of
+from skebm.estimators.rbm.drawing import BLOCK, LayersDensityMixin
 from skebm.estimators.rbm.hidden import BinaryLayer, HiddenLayer, HiddenUnits
 from skebm.estimators.rbm.missing import hidden_means, log_sums
 from skebm.estimators.tables.bases import COLUMN_BASES
-from skebm.estimators.tables.columns import ColumnTable
+from skebm.estimators.tables.columns import Coding, ColumnTable
 from skebm.estimators.tables.frames import as_given
 from skebm.estimators.tables.table import Table, UnitIntervalTable
 from skebm.objectives import Centering, Penalty
@@ -74,7 +70,7 @@ def _array(name: str, doc: str) -> property:
         return found
 
     def get(self: RBMEstimator) -> np.ndarray:
-        return read_only(self, parameter(self))
+        return self._read_only(parameter(self))
 
     def assign(self: RBMEstimator, value: Any) -> None:
         check_is_fitted(self)
@@ -90,7 +86,7 @@ def _array(name: str, doc: str) -> property:
 
 
 @shared_docs
-class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensity):
+class RBMEstimator(LayersDensityMixin, BaseDensity):
     r"""Restricted Boltzmann machine: features, a density, imputations and anomaly scores.
 
     .. math::
@@ -382,30 +378,7 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         dtype="float32",
         net_params=None,
     ):
-        self.n_components = n_components
-        self.hidden = hidden
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.n_iter = n_iter
-        self.verbose = verbose
-        self.random_state = random_state
-        self.learning = learning
-        self.chains = chains
-        self.base = base
-        self.centering = centering
-        self.penalty = penalty
-        self.optimizer = optimizer
-        self.visible = visible
-        self.categorical_features = categorical_features
-        self.rescale = rescale
-        self.early_stopping = early_stopping
-        self.warm_start = warm_start
-        self.contamination = contamination
-        self.partition = partition
-        self.sampler = sampler
-        self.device = device
-        self.dtype = dtype
-        self.net_params = net_params
+        assign_parameters(self, locals())
 
     def _config_of(self, owner: str, value: Any, names: set[str]) -> Any:
         """The object that None or a string stands for; chains are those of the learning rule."""
@@ -434,10 +407,8 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         sparse = {"accept_sparse": "csr"} if kind.takes_bits else {}
         return sparse | {"ensure_all_finite": "allow-nan"}
 
-    def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
-        """Validated X, its categories as codes, nan where missing."""
-        kwargs |= {"reset": reset, "min_samples": min_samples}
-        return validate_coded(self, X, super()._validate, self._hidden.coding, **kwargs)
+    def _learn_coding(self, X: Any, asked: Any) -> Coding | None:
+        return self._hidden.coding(X, asked)
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> UnitIntervalTable | ColumnTable:
         return self._hidden.table(self, X, weight)
@@ -446,13 +417,6 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
     ) -> RBMBlueprint:
         return designed(self, rows, table, before, streaming=streaming)
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = self._hidden.kind.takes_bits
-        tags.input_tags.allow_nan = True
-        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
-        return tags
 
     @property
     def _n_features_out(self) -> int:
@@ -518,15 +482,6 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         parts = found.value, found.std_error, found.exact
         value, error, exact = (part.cpu().numpy() for part in parts)
         return value - table.log_volumes(known[index].cpu().numpy()), error, exact
-
-    def _complete_rows(self, X: Any, method: str) -> Rows:
-        """Rows of new X; `ValueError` for missing entries."""
-        rows = self._rows(X)
-        if rows.has_missing():
-            raise ValueError(
-                f"X contains NaN, and {method} needs complete rows: call impute first."
-            )
-        return rows
 
     @available_if(_takes_bits)
     def pseudo_likelihood(self, X: Any) -> np.ndarray:
@@ -665,124 +620,6 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
             return table.invert(state.x)
         return state.x.cpu().numpy().astype(bool)
 
-    def sample(
-        self,
-        n_samples: int = 1,
-        random_state: Any = None,
-        *,
-        temperature: float = 1.0,
-        n_steps: int = 1000,
-    ) -> np.ndarray:
-        r"""Draw rows from the model, the marginal of :math:`p(x, h)^{1/T}` normalised.
-
-        Samples are exact and independent if the states can be enumerated (at most 1e7 terms).
-        Otherwise they are the final states of Gibbs chains of `n_steps` steps, and approximate if
-        the chains have not converged. The chains start from the persistent chains or training rows;
-        for temperatures other than 1, from draws of the base, or from uniform rows if there is
-        none.
-
-        Parameters
-        ----------
-        n_samples : int, default=1
-        random_state : int, RandomState instance or None, default=None
-            None draws from NumPy's global generator.
-        temperature : float, default=1.0
-            T > 0, by which the energy of both layers, E(x, h), is divided: above 1 rows are more
-            random, below 1 they are closer to the most probable ones. Temperatures other than 1
-            raise `ValueError` if the base has latent classes, whose powers have no closed form.
-        n_steps : int, default=1000
-            Number of Gibbs steps of the chains, if they are needed.
-
-        Returns
-        -------
-        ndarray of shape (n_samples, n_features)
-            In the units of the data.
-        """
-        check_is_fitted(self)
-        whole_number("n_samples", n_samples, 1)
-        n_numbers = n_samples * self.energy_.domain.n_columns
-        check_memory(f"n_samples={n_samples}", n_numbers, torch.float64)
-        whole_number("n_steps", n_steps, 1)
-        check_temperature(temperature)
-        return self._blueprint.table.invert(
-            self._draw(n_samples, self._generator(random_state), n_steps, temperature)
-        )
-
-    def _draw(
-        self, n: int, generator: torch.Generator, n_steps: int = 1000, temperature: float = 1.0
-    ) -> Tensor:
-        """Rows of the model at a temperature, exact if the states can be enumerated."""
-        reference = torch.as_tensor(self._reference).to(self.energy_.weight)
-        starts = starts_of(self.energy_, self._blueprint, self.net_, reference)
-        how: dict[str, Any] = {"n_steps": n_steps, "temperature": temperature}
-        return draw_visible(
-            self.energy_, self._blueprint.layer_sampler, starts, n, generator, **how
-        )
-
-    @as_given
-    def impute(
-        self,
-        X: Any,
-        random_state: Any = None,
-        *,
-        how: str = "sample",
-        n_draws: int | None = None,
-        n_steps: int = 200,
-    ) -> Any:
-        """Replace missing entries by draws from the model given the known entries, or their means.
-
-        The draws come from block Gibbs sampling with the known entries clamped, and are
-        approximate because the chains are finite. A row without known entries becomes a sample of
-        the model.
-
-        Parameters
-        ----------
-        X : {array-like, sparse matrix} of shape (n_samples, n_features)
-            NaN marks missing entries.
-        random_state : int, RandomState instance or None, default=None
-            None draws from NumPy's global generator.
-        how : {"sample", "mean", "mode"}, default="sample"
-            ``"sample"``: the imputations of a row are a joint draw, as in multiple imputation.
-            ``"mean"``: the mean of a number and the probability of a bit, which have the least
-            squared error; the most probable level of a category. ``"mode"``: the more probable
-            value of a bit as well.
-        n_draws : int >= 1 or None, default=None
-            Number of imputed tables; with ``how="sample"`` only. None returns a single table, not
-            in a list.
-        n_steps : int, default=200
-            Gibbs steps; means are taken over the second half.
-
-        Returns
-        -------
-        ndarray or data frame of shape (n_samples, n_features), or a list of `n_draws` of these
-            A data frame with the index, columns and types of X if X is one, otherwise an array.
-            Known entries are unchanged. In frames, columns of integers and booleans are rounded.
-        """
-        check_is_fitted(self)
-        whole_number("n_steps", n_steps, 1)
-        if how not in ("sample", "mean", "mode"):
-            raise ValueError(f'how must be "sample", "mean" or "mode", got {how!r}.')
-        if n_draws is not None:
-            whole_number("n_draws", n_draws, 1)
-            if how != "sample":
-                raise ValueError(f'n_draws={n_draws} is for how="sample": there is one {how}.')
-        X = self._validate(X)
-        rows, generator = self._rows_of(X), self._generator(random_state)
-        made = [self._completions(rows, generator, how, n_steps) for _ in range(n_draws or 1)]
-        table = self._blueprint.table
-        found = [table.filled(X, x) for x in made]
-        return found[0] if n_draws is None else found
-
-    def _completions(
-        self, rows: Rows, generator: torch.Generator, how: str, n_steps: int
-    ) -> Tensor:
-        """Rows of the energy with their missing entries filled in."""
-        blocks = []
-        for start in range(0, len(rows), BLOCK):
-            x = rows.block(start, start + BLOCK)
-            blocks.append(imputed(self.energy_, self._blueprint, x, how, n_steps, generator).cpu())
-        return torch.cat(blocks)
-
     @available_if(_has_bits_only)
     @as_given(means=True)
     def denoise(
@@ -856,12 +693,6 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
             return self.energy_.hidden(x).sample(generator).cpu().numpy()
 
     @property
-    def base_(self) -> Distribution:
-        """The fitted base."""
-        check_is_fitted(self)
-        return self._blueprint.base
-
-    @property
     def base_name_(self) -> str:
         """Name of the base."""
         check_is_fitted(self)
@@ -889,32 +720,9 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
         return table.scaling
 
     @property
-    def sampler_(self) -> Sampler:
-        """Sampler of the chains."""
-        check_is_fitted(self)
-        return self._blueprint.chain_sampler
-
-    @property
     def learning_(self) -> str:
         """Learning rule in use."""
         return self._blueprint.learning
-
-    @property
-    def learning_rate_(self) -> float:
-        """Initial learning rate; nan with L-BFGS."""
-        plan = self._blueprint
-        return float("nan") if plan.line_search else plan.plan.learning_rate
-
-    @property
-    def batch_size_(self) -> int:
-        """Rows per step."""
-        return self._blueprint.plan.batch_size
-
-    @property
-    def n_chains_(self) -> int:
-        """Number of persistent chains."""
-        chains = self._blueprint.chains
-        return int(chains.n_chains or 0) if isinstance(chains, Persistent) else self.batch_size_
 
     @property
     def centered_(self) -> bool:

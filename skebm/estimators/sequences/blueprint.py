@@ -21,6 +21,7 @@ from skebm.estimators.base import GuardedBlueprint, stopping_of
 from skebm.estimators.sequences.table import SequenceTable
 from skebm.objectives.temporal import TemporalDivergence
 from skebm.partition.given import (
+    ConditionalAIS,
     LogZGiven,
     frames_log_prob,
     numbers_of_temperatures,
@@ -47,8 +48,8 @@ MOST_PASSES = 500
 PENALTIES = torch.logspace(-6, 2, 17)
 N_FOLDS, AT_ONCE = 5, 4096
 LEAST_VARIANCE = 1e-6
-# Temperatures of annealing at first, and the standard error that is small enough.
-FEWEST_TEMPERATURES, MAX_ERROR = 100, 0.1
+# Temperatures of annealing at first.
+FEWEST_TEMPERATURES = 100
 # Frames that recurrent units are trained on at once, and those before from which r starts.
 RECURRENT_TARGETS, RECURRENT_CONTEXT = 16, 16
 # Frames that assess a model, at most, and those from which on some are held out.
@@ -269,13 +270,13 @@ def assess_frames(
 
 @torch.no_grad()
 def frame_log_z(
-    given: RowwiseRBM, n_chains: int, n_temperatures: int, generator: torch.Generator
+    given: RowwiseRBM, settings: ConditionalAIS, generator: torch.Generator
 ) -> LogZGiven:
     """log Z of frames, exact where hidden states are few: a sum over these.
 
-    Otherwise log Z is estimated by annealing. The number of temperatures is multiplied by four, up
-    to `n_temperatures`, for frames whose standard error is above 0.1.
+    Otherwise log Z is estimated by annealing, as `settings` say.
     """
+    n_chains = settings.n_chains
     if given.hidden_domain.n_states * given.domain.n_columns <= EXACT_COST:
         return LogZGiven.known(exact_log_z(given), given.biases.visible)
     n_numbers = float(n_chains) * (given.domain.n_columns + len(given.rbm.weight))
@@ -285,9 +286,9 @@ def frame_log_z(
         some = RowwiseRBM(given.rbm, given.biases.take(index))
         return rowwise_log_z(some, n_chains, n, generator)
 
-    first, *more = numbers_of_temperatures(FEWEST_TEMPERATURES, n_temperatures)
+    first, *more = numbers_of_temperatures(FEWEST_TEMPERATURES, settings.n_betas)
     found = rowwise_log_z(given, n_chains, first, generator)
-    found.refine(estimate, more, MAX_ERROR)
+    found.refine(estimate, more, settings.max_error)
     return found
 
 

@@ -21,12 +21,14 @@ from skebm.distributions import Distribution
 from skebm.energies import RowwiseRBM
 from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import (
-    COMMON_CONSTRAINTS,
+    CONDITIONAL_CONSTRAINTS,
     BaseEBM,
+    CategoriesMixin,
+    ConditionalPartitionMixin,
+    assign_parameters,
     held_out_fraction,
     raises_interrupt,
     restores_on_failure,
-    validate_coded,
 )
 from skebm.estimators.classifiers import encoded
 from skebm.estimators.rbm.class_blueprint import weight_of_rows
@@ -52,8 +54,9 @@ from skebm.estimators.sequences.table import (
     new_frames,
 )
 from skebm.estimators.tables.bases import COLUMN_BASES, check_base_stays
-from skebm.estimators.tables.columns import Coding, learn_columns
+from skebm.estimators.tables.columns import learn_columns
 from skebm.estimators.tables.table import Table
+from skebm.partition.given import ConditionalAIS
 from skebm.samplers import ChainPolicy, FromData
 from skebm.training import AdamW, EarlyStopping
 from skebm.training.rows import Rows
@@ -77,7 +80,7 @@ def _has_density(classifier: TemporalRBMClassifier) -> bool:
 
 
 @shared_docs
-class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
+class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, CategoriesMixin, BaseEBM):
     r"""Labels of the frames of sequences by a temporal restricted Boltzmann machine.
 
     A conditional RBM of frames and their labels [1]_ [2]_: the label is one more categorical
@@ -149,10 +152,9 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
     sequence_column : str, int or None, default=None
         Column of X that identifies the sequence of each frame; each run of equal values is one
         sequence. The column is not part of the frames.
-    n_chains, n_temperatures : int, default=10, 1600
-        Settings for the annealing of log Z with ``"generative"``, which is done for each frame and
-        history: number of chains, and maximum number of temperatures, which is used only where
-        standard errors are above 0.1 with fewer.
+    partition : "auto" or ConditionalAIS, default="auto"
+        How log Z is annealed with ``"generative"``, which is done for each frame and history.
+        ``"auto"`` is :class:`ConditionalAIS(n_betas=1600) <skebm.partition.ConditionalAIS>`.
     early_stopping : bool or EarlyStopping, default=False
         Stop when the objective on held-out windows no longer improves, and keep the best weights.
     warm_start : bool, default=False
@@ -169,6 +171,8 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
         Labels, sorted.
     generative_weight_ : float
         :math:`\lambda`.
+    partition_ : ConditionalAIS
+        How log Z is annealed.
     history_ : list of dict
         One entry per pass: cross-entropy and accuracy of training frames given their true past,
         gain of held-out frames over the base, seconds.
@@ -217,7 +221,7 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
     True
     """
 
-    _parameter_constraints: dict = COMMON_CONSTRAINTS | {
+    _parameter_constraints: dict = CONDITIONAL_CONSTRAINTS | {
         "n_components": [Interval(Integral, 1, None, closed="left")],
         "order": [Interval(Integral, 1, None, closed="left")],
         "label_order": [Interval(Integral, 0, None, closed="left")],
@@ -231,13 +235,12 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
         "visible": [StrOptions({"auto", "bernoulli"})],
         "categorical_features": [StrOptions({"from_dtype"}), "array-like", None],
         "sequence_column": [str, Integral, None],
-        "n_chains": [Interval(Integral, 2, None, closed="left")],
-        "n_temperatures": [Interval(Integral, 1, None, closed="left")],
     }
     _configs = {
         "chains": lambda value, names: FromData(n_steps=1),
         "optimizer": lambda value, names: AdamW(weight_decay=0.1),
         "early_stopping": lambda value, names: EarlyStopping(),
+        "partition": lambda value, names: ConditionalAIS(n_betas=1600),
     }
     _blueprint: LabelBlueprint
     _density_alone = "TemporalRBM"
@@ -262,38 +265,14 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
         visible="auto",
         categorical_features="from_dtype",
         sequence_column=None,
-        n_chains=10,
-        n_temperatures=1600,
+        partition="auto",
         early_stopping=False,
         warm_start=False,
         device="auto",
         dtype="float32",
         net_params=None,
     ):
-        self.n_components = n_components
-        self.order = order
-        self.label_order = label_order
-        self.objective = objective
-        self.generative_weight = generative_weight
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.n_iter = n_iter
-        self.verbose = verbose
-        self.random_state = random_state
-        self.learning = learning
-        self.chains = chains
-        self.base = base
-        self.optimizer = optimizer
-        self.visible = visible
-        self.categorical_features = categorical_features
-        self.sequence_column = sequence_column
-        self.n_chains = n_chains
-        self.n_temperatures = n_temperatures
-        self.early_stopping = early_stopping
-        self.warm_start = warm_start
-        self.device = device
-        self.dtype = dtype
-        self.net_params = net_params
+        assign_parameters(self, locals())
 
     # ---------------------------------------------------------------- fitting
 
@@ -365,11 +344,6 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
 
     def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
         return {}
-
-    def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
-        """Validated frames, categories as codes."""
-        kwargs |= {"reset": reset, "min_samples": min_samples}
-        return validate_coded(self, X, super()._validate, Coding.learn, **kwargs)
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> LabelTable:
         n_labels = len(self.classes_)
@@ -548,13 +522,14 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
     def _terms(self, rows: Segments, chain: LabelChain) -> Iterator[tuple[Tensor, Tensor]]:
         """Terms of all frames, a few at a time."""
         energy, with_z = self.energy_, self._blueprint.generative_weight == 1
+        settings = self.partition_
         generator = torch.Generator(energy.weight.device).manual_seed(self.net_.seed_)
 
         def log_z(given: RowwiseRBM) -> Tensor:
-            return frame_log_z(given, self.n_chains, self.n_temperatures, generator).value
+            return frame_log_z(given, settings, generator).value
 
         width = chain.n_histories * (energy.domain.n_columns + len(energy.weight))
-        size = max(1, CHUNK // (width * (self.n_chains if with_z else 1)))
+        size = max(1, CHUNK // (width * (settings.n_chains if with_z else 1)))
         bar = progress_bar(total=len(rows.x), unit="frame", disable=not self.verbose, delay=2)
         with torch.no_grad(), sampling(energy):
             for frames in torch.arange(len(rows.x), device=rows.x.device).split(size):

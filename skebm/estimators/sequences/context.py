@@ -39,7 +39,8 @@ def said_by_next(model: Any, rows: Segments, log_prob: np.ndarray) -> np.ndarray
     bar = progress_bar(
         total=len(found), unit="frame", desc="next", disable=not model.verbose, delay=2
     )
-    for _, biases, number in model._walk(rows, max(model.n_chains, N_DRAWS)):
+    settings = model.partition_
+    for _, biases, number in model._walk(rows, max(settings.n_chains, N_DRAWS)):
         bar.update(len(number))
         here = (~is_last[number]).nonzero().ravel()
         if not len(here):
@@ -49,7 +50,7 @@ def said_by_next(model: Any, rows: Segments, log_prob: np.ndarray) -> np.ndarray
         x = rows.x[number + 1].to(energy.weight.device)
         with torch.no_grad(), sampling(energy):
             free = table.row_energy(instead, x).double()
-            log_z = frame_log_z(instead, model.n_chains, model.n_temperatures, generator)
+            log_z = frame_log_z(instead, settings, generator)
         place = number.cpu().numpy()
         log_prob_without = (-free - log_z.value - table.log_volume).cpu().numpy()
         found[place] = log_prob[place + 1] - log_prob_without

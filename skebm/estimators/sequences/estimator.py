@@ -8,12 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from sklearn.base import (
-    ClassNamePrefixFeaturesOutMixin,
-    DensityMixin,
-    OutlierMixin,
-    TransformerMixin,
-)
 from torch import Tensor
 
 from skebm._validation import Interval, Options, StrOptions, check_is_fitted, fit_context
@@ -28,16 +22,18 @@ from skebm.distributions import Distribution
 from skebm.energies import Biases, RowwiseRBM
 from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import (
-    COMMON_CONSTRAINTS,
+    CONDITIONAL_CONSTRAINTS,
     CONTAMINATION,
-    BaseEBM,
+    BaseConditional,
+    CategoriesMixin,
+    FeaturesMixin,
+    assign_parameters,
     held_out_fraction,
     raises_interrupt,
-    read_only,
     restores_on_failure,
     upper_quantile,
-    validate_coded,
 )
+from skebm.estimators.rbm.drawing import check_imputation
 from skebm.estimators.sequences.blueprint import (
     FEWEST_FRAMES,
     RECURRENT_CONTEXT,
@@ -63,14 +59,10 @@ from skebm.estimators.sequences.table import (
     walk,
 )
 from skebm.estimators.tables.bases import COLUMN_BASES, check_base_stays, check_power
-from skebm.estimators.tables.columns import (
-    Coding,
-    fit_table_base,
-    learn_columns,
-)
+from skebm.estimators.tables.columns import fit_table_base, learn_columns
 from skebm.estimators.tables.frames import frame_like
 from skebm.estimators.tables.table import Table
-from skebm.partition.given import rowwise_log_z_from
+from skebm.partition.given import ConditionalAIS, rowwise_log_z_from
 from skebm.samplers import ChainPolicy, FromData
 from skebm.training import AdamW, EarlyStopping
 from skebm.training.rows import Rows
@@ -89,9 +81,7 @@ N_BURN_IN = 20
 
 
 @shared_docs
-class TemporalRBM(
-    ClassNamePrefixFeaturesOutMixin, TransformerMixin, OutlierMixin, DensityMixin, BaseEBM
-):
+class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
     r"""Restricted Boltzmann machine of sequences: its biases depend on the frames before.
 
     .. math::
@@ -157,10 +147,10 @@ class TemporalRBM(
         Column of X that identifies the sequence of each frame. The frames of a sequence are in
         their order in time, and may stand between those of others, as in a panel that is sorted by
         time. The column is not part of the frames.
-    n_chains, n_temperatures : int, default=10, 1600
-        Settings for the annealing of log Z, which is done for each frame: number of chains for each
-        frame, and maximum number of temperatures, which is used only where standard errors are
-        above 0.1 with fewer.
+    partition : "auto" or ConditionalAIS, default="auto"
+        How log Z is annealed, which is done for each frame. ``"auto"`` is
+        :class:`ConditionalAIS(n_betas=1600) <skebm.partition.ConditionalAIS>`, whose parameters can
+        be searched over by ``partition__<name>``.
     early_stopping : bool or EarlyStopping, default=False
         Stop when held-out windows no longer become more likely, and keep the best weights.
     warm_start : bool, default=False
@@ -181,6 +171,8 @@ class TemporalRBM(
         B_k, by which the frame k steps before changes the biases of the hidden units; k = 1 first.
     autoregression_ : list of ndarray of shape (n_visible, n_visible)
         A_k, by which the frame k steps before changes the biases of the visible units.
+    partition_ : ConditionalAIS
+        How log Z is annealed.
     threshold_, offset_ : float
         Log-likelihood given the past below which a frame is anomalous.
     history_ : list of dict
@@ -232,7 +224,7 @@ class TemporalRBM(
     True
     """
 
-    _parameter_constraints: dict = COMMON_CONSTRAINTS | {
+    _parameter_constraints: dict = CONDITIONAL_CONSTRAINTS | {
         "contamination": CONTAMINATION,
         "n_components": [Interval(Integral, 1, None, closed="left")],
         "order": [Interval(Integral, 0, None, closed="left")],
@@ -246,13 +238,12 @@ class TemporalRBM(
         "categorical_features": [StrOptions({"from_dtype"}), "array-like", None],
         "rescale": [StrOptions({"auto"}), Options(bool, {False})],
         "sequence_column": [str, Integral, None],
-        "n_chains": [Interval(Integral, 2, None, closed="left")],
-        "n_temperatures": [Interval(Integral, 1, None, closed="left")],
     }
     _configs = {
         "chains": lambda value, names: FromData(n_steps=5),
         "optimizer": lambda value, names: AdamW(weight_decay=0.1),
         "early_stopping": lambda value, names: EarlyStopping(),
+        "partition": lambda value, names: ConditionalAIS(n_betas=1600),
     }
     _blueprint: TemporalBlueprint
 
@@ -275,8 +266,7 @@ class TemporalRBM(
         categorical_features="from_dtype",
         rescale="auto",
         sequence_column=None,
-        n_chains=10,
-        n_temperatures=1600,
+        partition="auto",
         early_stopping=False,
         warm_start=False,
         contamination="auto",
@@ -284,30 +274,7 @@ class TemporalRBM(
         dtype="float32",
         net_params=None,
     ):
-        self.n_components = n_components
-        self.order = order
-        self.recurrent = recurrent
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.n_iter = n_iter
-        self.verbose = verbose
-        self.random_state = random_state
-        self.learning = learning
-        self.chains = chains
-        self.base = base
-        self.optimizer = optimizer
-        self.visible = visible
-        self.categorical_features = categorical_features
-        self.rescale = rescale
-        self.sequence_column = sequence_column
-        self.n_chains = n_chains
-        self.n_temperatures = n_temperatures
-        self.early_stopping = early_stopping
-        self.warm_start = warm_start
-        self.contamination = contamination
-        self.device = device
-        self.dtype = dtype
-        self.net_params = net_params
+        assign_parameters(self, locals())
 
     # ---------------------------------------------------------------- fitting
 
@@ -367,19 +334,22 @@ class TemporalRBM(
 
         rows = self._fit(X, None, streaming=streaming, encode=first)
         assert isinstance(rows, Segments)
-        fraction = 0.1 if self.contamination == "auto" else self.contamination
-        some = rows if len(rows.x) <= N_REFERENCE_FRAMES else rows.beginning(N_REFERENCE_FRAMES)
-        n_temperatures = min(self.n_temperatures, REFERENCE_TEMPERATURES)
-        fraction = rows.share_of_kept(fraction)
-        value = self._scores(some, lower=False, n_temperatures=n_temperatures).log_prob
-        self.threshold_ = -upper_quantile(-value, fraction, np.ones(len(value)))
+        self._set_threshold(rows)
         return self
+
+    def _set_threshold(self, rows: Rows) -> None:
+        assert isinstance(rows, Segments)
+        some = rows if len(rows.x) <= N_REFERENCE_FRAMES else rows.beginning(N_REFERENCE_FRAMES)
+        settings = self.partition_
+        settings.set_params(n_betas=min(settings.n_betas, REFERENCE_TEMPERATURES))
+        value = self._scores(some, lower=False, settings=settings).log_prob
+        self.threshold_ = -upper_quantile(-value, self._kept_share(rows), np.ones(len(value)))
 
     def _targets_without(self, y: np.ndarray, rows: np.ndarray) -> np.ndarray:
         return first_without(y, rows)
 
     def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
-        return {"ensure_all_finite": "allow-nan"}
+        return {}
 
     def _validate(
         self,
@@ -391,8 +361,8 @@ class TemporalRBM(
         **kwargs: Any,
     ) -> Any:
         """Validated frames, categories as codes; `ValueError` for missing entries if `complete`."""
-        kwargs |= {"reset": reset, "min_samples": min_samples}
-        X = validate_coded(self, X, super()._validate, Coding.learn, **kwargs)
+        kwargs |= {"min_samples": min_samples, "ensure_all_finite": "allow-nan"}
+        X = super()._validate(X, reset=reset, **kwargs)
         if complete:
             names = getattr(self, "feature_names_in_", None)
             coded = vars(self).get("_coding") is not None
@@ -453,15 +423,6 @@ class TemporalRBM(
             guarded=guarded and len(rows.x) >= FEWEST_FRAMES,
         )
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
-        return tags
-
-    @property
-    def _n_features_out(self) -> int:
-        return self._blueprint.n_hidden
-
     # ---------------------------------------------------------------- frames and their past
 
     def _frames(self, X: Any, lengths: Any) -> Segments:
@@ -478,33 +439,36 @@ class TemporalRBM(
             yield from walk(energy, rows, n_targets, n_windows)
 
     def _scores(
-        self, rows: Segments, *, lower: bool, n_temperatures: int | None = None
+        self, rows: Segments, *, lower: bool, settings: ConditionalAIS | None = None
     ) -> LogLikelihoods:
         energy, n = self.energy_, len(rows.x)
-        most = self.n_temperatures if n_temperatures is None else n_temperatures
+        settings = self.partition_ if settings is None else settings
         value, error, low = np.empty(n), np.zeros(n), np.empty(n)
         exact, volume = np.zeros(n, dtype=bool), self._blueprint.table.log_volume
         generator = torch.Generator(energy.weight.device).manual_seed(self.net_.seed_)
         bar = progress_bar(total=n, unit="frame", desc="log Z", disable=not self.verbose, delay=2)
-        for x, biases, number in self._walk(rows, self.n_chains):
+        for x, biases, number in self._walk(rows, settings.n_chains):
             given, place = RowwiseRBM(energy.rbm, biases), number.cpu().numpy()
             free = self._blueprint.table.row_energy(given, x).double()
-            log_z = frame_log_z(given, self.n_chains, most, generator)
+            log_z = frame_log_z(given, settings, generator)
             exact[place] = log_z.exact.cpu().numpy()
             value[place] = (-free - log_z.value - volume).cpu().numpy()
             error[place] = log_z.std_error.cpu().numpy()
             low[place] = value[place]
             if lower and log_z.draws is not None and not log_z.exact.all():
-                low[place] = (-free - self._upper(given, log_z.draws, generator) - volume).cpu()
+                upper = self._upper(given, log_z.draws, settings.n_betas, generator)
+                low[place] = (-free - upper - volume).cpu()
             bar.update(len(place))
         bar.close()
         return LogLikelihoods(check_numbers(value), error, low, value, exact)
 
-    def _upper(self, given: RowwiseRBM, x: Tensor, generator: torch.Generator) -> Tensor:
+    def _upper(
+        self, given: RowwiseRBM, x: Tensor, n_betas: int, generator: torch.Generator
+    ) -> Tensor:
         """log Z of frames by annealing from draws back to the base; high on average."""
         for _ in range(N_BURN_IN):
             x = given.step(x, generator)
-        return rowwise_log_z_from(given, x, self.n_temperatures, generator)
+        return rowwise_log_z_from(given, x, n_betas, generator)
 
     # ---------------------------------------------------------------- likelihoods
 
@@ -595,7 +559,7 @@ class TemporalRBM(
         """
         found = self._scores(self._frames(X, lengths), lower=True)
         error = float(np.sqrt(np.square(found.std_error).sum())) / len(found.log_prob)
-        return min(float(found.lower.mean()), float(found.log_prob.mean())) - 2 * error
+        return found.pessimistic_mean(error)
 
     @in_sequences
     def energy(self, X: Any, lengths: Any = None) -> np.ndarray:
@@ -869,13 +833,7 @@ class TemporalRBM(
             All sequences one below the other, without the `sequence_column`. Known entries are
             unchanged. Columns of integers and booleans are rounded.
         """
-        whole_number("n_steps", n_steps, 1)
-        if how not in ("sample", "mean", "mode"):
-            raise ValueError(f'how must be "sample", "mean" or "mode", got {how!r}.')
-        if n_draws is not None:
-            whole_number("n_draws", n_draws, 1)
-            if how != "sample":
-                raise ValueError(f'n_draws={n_draws} is for how="sample": there is one {how}.')
+        check_imputation(how, n_draws, n_steps)
         given = join_sequences(X, lengths, self.sequence_column)[0]
         rows, X = new_frames(self, X, lengths, complete=False)
         generator, energy = self._generator(random_state), self.energy_
@@ -911,11 +869,6 @@ class TemporalRBM(
     # ---------------------------------------------------------------- fitted attributes
 
     @property
-    def offset_(self) -> float:
-        """Threshold of `predict` in the units of `score_samples`."""
-        return self.threshold_
-
-    @property
     def learning_(self) -> str:
         """The learning rule."""
         check_is_fitted(self)
@@ -930,7 +883,7 @@ class TemporalRBM(
     @property
     def components_(self) -> np.ndarray:
         """Weights W, (H, n_visible)."""
-        return read_only(self, "weight")
+        return self._read_only("weight")
 
     @property
     def lag_components_(self) -> list[np.ndarray]:
@@ -943,7 +896,7 @@ class TemporalRBM(
         return self._lags("lag_visible")
 
     def _lags(self, name: str) -> list[np.ndarray]:
-        found = read_only(self, name)
+        found = self._read_only(name)
         order, d = self._blueprint.order, self._blueprint.table.domain.n_columns
         parts = [found[:, k * (d + 1) : k * (d + 1) + d] for k in range(order)]
         return parts[::-1]

@@ -150,7 +150,7 @@ class LabelBlueprint(TemporalBlueprint):
             found |= {name: why for name in ("learning", "chains") if name in asked}
         if self.generative_weight < 1:
             why = "only generative learning needs log Z"
-            found |= {name: why for name in ("n_chains", "n_temperatures") if name in asked}
+            found |= {"partition": why} if "partition" in asked else {}
         if "generative_weight" in asked and self.generative_weight in (0, 1):
             found["generative_weight"] = 'only objective="hybrid" has it'
         return found

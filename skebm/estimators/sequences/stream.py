@@ -78,7 +78,7 @@ class FrameStream:
         with torch.no_grad(), sampling(energy):
             biases = self._biases()
             given = RowwiseRBM(energy.rbm, biases)
-            log_z = frame_log_z(given, model.n_chains, model.n_temperatures, self._generator())
+            log_z = frame_log_z(given, model.partition_, self._generator())
             value = -table.row_energy(given, x).double() - log_z.value - table.log_volume
             check_numbers(value.cpu().numpy())
             self._advance(x, biases)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from sklearn.base import DensityMixin, OutlierMixin
 from sklearn.utils import check_array
 from torch import Tensor
 
@@ -16,7 +15,6 @@ from skebm._validation import (
     StrOptions,
     check_is_fitted,
     draw_seed,
-    fit_context,
     is_frame,
 )
 from skebm.base import LogLikelihoods, sampling
@@ -26,14 +24,13 @@ from skebm.base.torchtools import check_memory
 from skebm.distributions import RegressionMixture
 from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import (
-    COMMON_CONSTRAINTS,
+    CONDITIONAL_CONSTRAINTS,
     CONTAMINATION,
-    BaseEBM,
+    BaseConditional,
+    CategoriesMixin,
+    assign_parameters,
     held_out_fraction,
-    raises_interrupt,
-    restores_on_failure,
     upper_quantile,
-    validate_coded,
 )
 from skebm.estimators.neural.blueprint import (
     CONFIGS,
@@ -60,16 +57,16 @@ from skebm.estimators.neural.conditional.table import (
     as_frame_of_targets,
     column_numbers,
 )
-from skebm.estimators.tables.columns import Coding
 from skebm.estimators.tables.table import Table
 from skebm.partition.given import (
+    ConditionalAIS,
     LangevinSteps,
     LogZGiven,
     annealed_log_z,
     resampled,
     uniforms_of,
 )
-from skebm.training.rows import Rows, share_of_kept
+from skebm.training.rows import Rows
 from skebm.training.streams import by_blocks
 
 if TYPE_CHECKING:
@@ -86,18 +83,18 @@ N_DRAW_BETAS, DRAW_CHAINS, BLOCK = 50, 8, 256
 
 
 class ReferenceRows:
-    """Training rows (c, u) with their weights, and the threshold that they set once it is known.
+    """Training rows (c, u) with their weights, and the threshold once it is known.
 
-    `left_out` is the weight of the rows that were left out of the fit, relative to that of others.
+    A fraction `share` of them is below the threshold.
     """
 
-    def __init__(self, rows: np.ndarray, counts: np.ndarray, left_out: float):
-        self.rows, self.counts, self.left_out = rows, counts, left_out
+    def __init__(self, rows: np.ndarray, counts: np.ndarray, share: float):
+        self.rows, self.counts, self.share = rows, counts, share
         self.threshold: float | None = None
 
 
 @shared_docs
-class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
+class ConditionalDensity(CategoriesMixin, BaseConditional):
     r"""Neural density of some columns given the others, p(x | c), normalised for every c.
 
     .. math:: p(x \mid c) = \frac{1}{Z(c)}\, q(x \mid c)\, e^{-f(c, x)} , \qquad
@@ -145,10 +142,10 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
     early_stopping : bool or EarlyStopping, default=False
         Stop when the objective on held-out rows no longer improves, and keep the best weights.
     <<warm_start>>
-    n_chains, n_temperatures : int, default=10, 480
-        Settings for the annealing of log Z, which is done for each condition if x has more than two
-        columns: number of chains for each condition, and maximum number of temperatures, which is
-        used only where standard errors are above 0.1 with fewer.
+    partition : "auto" or ConditionalAIS, default="auto"
+        How log Z is annealed, which is done for each condition if x has more than two columns.
+        ``"auto"`` is :class:`skebm.partition.ConditionalAIS` with its default settings, which can
+        be searched over by ``partition__<name>``.
     <<contamination, compute>>
 
     Attributes
@@ -158,6 +155,8 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
     base_ : RegressionMixture
         The fitted base, of residuals u of the linear regression, given encoded conditions.
     base_name_ : {"linear", "residuals", "mixture"}
+    partition_ : ConditionalAIS
+        How log Z is annealed.
     threshold_, offset_ : float
         Log-likelihood given the conditions below which a row is an outlier, computed when first
         needed.
@@ -211,7 +210,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
     (2, 1)
     """
 
-    _parameter_constraints: dict = COMMON_CONSTRAINTS | {
+    _parameter_constraints: dict = CONDITIONAL_CONSTRAINTS | {
         "contamination": CONTAMINATION,
         "network": NEURAL_CONSTRAINTS["network"],
         "learning_rate": NEURAL_CONSTRAINTS["learning_rate"],
@@ -223,10 +222,10 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         "n_steps": [Interval(Integral, 1, None, closed="left")],
         "sigma": [kind for kind in SIGMA if kind is not None],
         "categorical_features": [StrOptions({"from_dtype"}), "array-like", None],
-        "n_chains": [Interval(Integral, 2, None, closed="left")],
-        "n_temperatures": [Interval(Integral, 1, None, closed="left")],
     }
-    _configs = {name: CONFIGS[name] for name in ("network", "optimizer", "early_stopping")}
+    _configs = {name: CONFIGS[name] for name in ("network", "optimizer", "early_stopping")} | {
+        "partition": lambda value, names: ConditionalAIS(),
+    }
     _blueprint: ConditionalBlueprint
     _judged: ReferenceRows
 
@@ -247,104 +246,29 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         optimizer=None,
         early_stopping=False,
         warm_start=False,
-        n_chains=10,
-        n_temperatures=480,
         contamination="auto",
+        partition="auto",
         random_state=None,
         verbose=0,
         device="auto",
         dtype="float32",
         net_params=None,
     ):
-        self.given = given
-        self.objective = objective
-        self.network = network
-        self.base = base
-        self.n_draws = n_draws
-        self.n_steps = n_steps
-        self.sigma = sigma
-        self.categorical_features = categorical_features
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.n_iter = n_iter
-        self.optimizer = optimizer
-        self.early_stopping = early_stopping
-        self.warm_start = warm_start
-        self.n_chains = n_chains
-        self.n_temperatures = n_temperatures
-        self.contamination = contamination
-        self.random_state = random_state
-        self.verbose = verbose
-        self.device = device
-        self.dtype = dtype
-        self.net_params = net_params
+        assign_parameters(self, locals())
 
-    # ---------------------------------------------------------------- fitting
+    # ---------------------------------------------------------------- hooks of the base class
 
-    @fit_context(prefer_skip_nested_validation=True)
-    @raises_interrupt
-    @restores_on_failure
-    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
-        """Fit the model to rows that hold the conditions c and the columns x.
-
-        Ctrl-C during training raises `KeyboardInterrupt` once the model trained so far is usable. A
-        call that fails in any other way leaves the estimator as it was before it.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-            Columns of c, as `given` lists them, and of x.
-        y : None
-            Not used; present by convention.
-        sample_weight : array-like of shape (n_samples,), default=None
-            Non-negative importance of the rows, on any scale; rows of weight 0 are ignored.
-
-        Returns
-        -------
-        self : object
-        """
-        self._keep(self._fit(X, sample_weight, streaming=False))
-        return self
-
-    @restores_on_failure
-    @fit_context(prefer_skip_nested_validation=True)
-    def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
-        """Train for one epoch on the rows of X, in mini-batches, from the current state.
-
-        Scales, regression and base are those of the first call. A call that fails or is interrupted
-        leaves the estimator as it was before it, bit for bit.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-        y : None
-            Not used; present by convention.
-        sample_weight : array-like of shape (n_samples,), default=None
-
-        Returns
-        -------
-        self : object
-        """
-        self._keep(self._fit(X, sample_weight, streaming=True))
-        return self
-
-    def _keep(self, rows: Rows) -> None:
-        """Keep rows whose likelihoods set the threshold when it is first needed."""
+    def _set_threshold(self, rows: Rows) -> None:
         index = torch.linspace(0, len(rows) - 1, min(len(rows), N_REFERENCE_ROWS)).long()
         index = index.to(rows.device)
         self._judged = ReferenceRows(
             rows.take(index).cpu().numpy(),
             rows.counts[index].cpu().numpy(),
-            rows.left_out / rows.total_weight,
+            self._kept_share(rows),
         )
 
     def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
         return {}
-
-    def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
-        """Validated rows, categories as codes."""
-        kwargs |= {"reset": reset, "min_samples": min_samples}
-        return validate_coded(self, X, super()._validate, Coding.learn, **kwargs)
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> ConditionalTable:
         known, d = getattr(self, "feature_names_in_", None), X.shape[1]
@@ -394,10 +318,6 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
 
     # ---------------------------------------------------------------- likelihoods
 
-    def _map(self, rows: Rows, function: Any) -> Tensor:
-        energy = self._blueprint.scoring_energy(self.energy_)
-        return rows.map(lambda x: function(energy, x.double()))
-
     def _scores(self, rows: Rows, *, upper: bool) -> tuple[LogLikelihoods, float]:
         """Log-likelihoods of rows (c, u), and the standard error of their mean by that of log Z.
 
@@ -423,23 +343,16 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
 
     def _normalisers(self, c: Tensor, *, upper: bool, least_chains: int = 1) -> LogZGiven:
         """log Z of conditions c (n, dc), in double precision."""
-        blueprint = self._blueprint
-        self._check_chains()
-        energy = blueprint.scoring_energy(self.energy_)
-        settings = Annealing(
-            max(least_chains, int(self.n_chains)),
-            int(self.n_temperatures),
-            blueprint.step_size,
-            self.net_.seed_,
+        blueprint, ais = self._blueprint, self.partition_
+        n_numbers = (
+            NUMBERS_OF_DRAW * ais.n_chains * DRAWS_PER_CHAIN * blueprint.table.domain.n_columns
         )
+        check_memory(f"n_chains={ais.n_chains}", float(n_numbers), torch.float64)
+        energy = blueprint.scoring_energy(self.energy_)
+        ais.set_params(n_chains=max(least_chains, ais.n_chains))
+        settings = Annealing(ais, blueprint.step_size, self.net_.seed_)
         verbose = int(self.verbose)
         return log_z_of_conditions(energy, c.double(), settings, upper=upper, verbose=verbose)
-
-    def _check_chains(self) -> None:
-        """`ValueError` for more chains of one condition than memory holds."""
-        table = self._blueprint.table
-        n_numbers = NUMBERS_OF_DRAW * self.n_chains * DRAWS_PER_CHAIN * table.domain.n_columns
-        check_memory(f"n_chains={self.n_chains}", float(n_numbers), torch.float64)
 
     def log_conditional(self, X: Any) -> LogLikelihoods:
         r"""log p(x | c) of each row, with its standard error and a pessimistic estimate.
@@ -489,7 +402,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         float
         """
         found, error = self._scores(self._rows(X), upper=True)
-        return float(found.lower.mean()) - 2 * error
+        return found.pessimistic_mean(error)
 
     @by_blocks
     def energy(self, X: Any) -> np.ndarray:
@@ -507,32 +420,6 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         ndarray of shape (n_samples,)
         """
         return self._energies(self._rows(X))
-
-    def decision_function(self, X: Any) -> np.ndarray:
-        """Log-likelihood given the condition minus the threshold: negative for outliers.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-
-        Returns
-        -------
-        ndarray of shape (n_samples,)
-        """
-        return self.score_samples(X) - self.threshold_
-
-    def predict(self, X: Any) -> np.ndarray:
-        """Classify rows as inliers (+1) or as outliers given their conditions (-1).
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-
-        Returns
-        -------
-        ndarray of shape (n_samples,)
-        """
-        return np.where(self.decision_function(X) >= 0, 1, -1)
 
     # ---------------------------------------------------------------- what x is, given c
 
@@ -662,15 +549,8 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
                 torch.tensor(judged.rows).to(like), weight, dtype=like.dtype, device=like.device
             )
             value, _ = self._scores(rows, upper=False)
-            fraction = 0.1 if self.contamination == "auto" else self.contamination
-            fraction = share_of_kept(fraction, judged.left_out)
-            judged.threshold = -upper_quantile(-value.log_prob, fraction, judged.counts)
+            judged.threshold = -upper_quantile(-value.log_prob, judged.share, judged.counts)
         return judged.threshold
-
-    @property
-    def offset_(self) -> float:
-        """Threshold of `predict` in the units of `score_samples`."""
-        return self.threshold_
 
     @property
     def given_(self) -> list[int]:

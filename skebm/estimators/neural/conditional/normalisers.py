@@ -16,6 +16,7 @@ from skebm.base.processes import progress_bar
 from skebm.distributions.transformed.regression import RowMixtures
 from skebm.energies import ConditionalEnergy, RowwiseEnergy
 from skebm.partition.given import (
+    ConditionalAIS,
     LangevinSteps,
     LogZGiven,
     RowUniforms,
@@ -28,9 +29,8 @@ from skebm.partition.given import (
     uniforms_of,
 )
 
-# Standard error of log Z, in nats, with which annealing is content; temperatures at
-# first, and the Langevin steps before annealing backward.
-MAX_ERROR, FEWEST_TEMPERATURES, N_BURN_IN = 0.1, 30, 10
+# Temperatures at first, and the Langevin steps before annealing backward.
+FEWEST_TEMPERATURES, N_BURN_IN = 30, 10
 # Standard error of weights that are all equal but for rounding: the model is the base.
 EQUAL_WEIGHTS = 1e-9
 # Draws of importance sampling for each chain of annealing.
@@ -56,15 +56,13 @@ class Annealing(NamedTuple):
 
     Attributes
     ----------
-    n_chains, n_temperatures : int
-        Number of chains for each condition, and maximum number of temperatures.
+    ais : ConditionalAIS
     step_size : float
         Of Langevin steps.
     seed : int
     """
 
-    n_chains: int
-    n_temperatures: int
+    ais: ConditionalAIS
     step_size: float
     seed: int
 
@@ -81,7 +79,7 @@ def log_z_of_conditions(
     """log Z of conditions c (n, dc), in the precision of the energy.
 
     With one or two columns, log Z is computed by quadrature where this converges. Otherwise it is
-    estimated by importance sampling from the base if its standard error is then at most 0.1, and
+    estimated by importance sampling from the base if its standard error is then small enough, and
     else by annealed importance sampling with 30, 120, 480, ... temperatures. `upper` says whether
     to anneal backward as well, and `verbose` whether to show a progress bar if it takes longer than
     two seconds.
@@ -98,16 +96,17 @@ def _of_block(energy: ConditionalEnergy, c: Tensor, settings: Annealing, upper: 
         found.put(torch.arange(n, device=c.device), by_quadrature(energy, c))
     finite = energy.base.given(c).log_weight.isfinite().all(1)  # overflows far away
     numbers = [1]  # importance sampling
-    if settings.n_temperatures > 1:
-        numbers += numbers_of_temperatures(FEWEST_TEMPERATURES, settings.n_temperatures)
+    ais = settings.ais
+    if ais.n_betas > 1:
+        numbers += numbers_of_temperatures(FEWEST_TEMPERATURES, ais.n_betas)
 
     def estimate(index: Tensor, n_betas: int) -> LogZGiven:
-        n_chains = settings.n_chains * (DRAWS_PER_CHAIN if n_betas == 1 else 1)
-        worst = math.inf if n_betas == numbers[-1] else MAX_ERROR
+        n_chains = ais.n_chains * (DRAWS_PER_CHAIN if n_betas == 1 else 1)
+        worst = math.inf if n_betas == numbers[-1] else ais.max_error
         back_to = worst if upper else -math.inf
         return _by_annealing(energy, c[index], settings, n_chains, n_betas, back_to)
 
-    found.refine(estimate, numbers, MAX_ERROR, finite)
+    found.refine(estimate, numbers, ais.max_error, finite)
     return found
 
 
@@ -245,7 +244,7 @@ def _backward(
 
     High on average if these, after some steps, are draws of the model.
     """
-    n_chains = settings.n_chains
+    n_chains = settings.ais.n_chains
     uniforms = RowUniforms(given.c, x.shape[1] + 1, n_chains, settings.seed + 1)
     steps = LangevinSteps(given, uniforms, settings.step_size)
     x = resampled(x, log_weight, uniforms()[:, 0], n_chains)

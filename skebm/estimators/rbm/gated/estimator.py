@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.sparse as sp
 import torch
-from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from torch import Tensor
 
 from skebm._validation import (
@@ -27,16 +26,16 @@ from skebm.distributions import Distribution
 from skebm.energies import GatedEnergy
 from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import (
-    COMMON_CONSTRAINTS,
+    CONDITIONAL_CONSTRAINTS,
     BaseEBM,
+    ConditionalPartitionMixin,
+    FeaturesMixin,
+    assign_parameters,
     raises_interrupt,
-    read_only,
     restores_on_failure,
 )
 from skebm.estimators.rbm.gated.blueprint import GatedBlueprint, fit_target_base, gated_plan
 from skebm.estimators.rbm.gated.given import (
-    N_BETAS,
-    N_CHAINS,
     draws,
     enumerates_layer,
     log_z_of_pairs,
@@ -44,6 +43,7 @@ from skebm.estimators.rbm.gated.given import (
 )
 from skebm.estimators.rbm.gated.table import Pairs, PairTable
 from skebm.estimators.tables.table import Table
+from skebm.partition.given import ConditionalAIS
 from skebm.training import AdamW, EarlyStopping
 from skebm.training.rows import Rows
 
@@ -55,7 +55,7 @@ BLOCK = 256
 
 
 @shared_docs
-class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
+class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
     r"""Gated restricted Boltzmann machine: how rows y are made from rows x, and p(y | x).
 
     .. math::
@@ -108,6 +108,10 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
         Kind of the columns. ``"auto"``: bits where all values of x, or of y, are in [0, 1];
         ``"bernoulli"``: probabilities of bits, min-max scaled with a warning where values are
         outside [0, 1]; ``"gaussian"``: standardised numbers.
+    partition : "auto" or ConditionalAIS, default="auto"
+        How log Z(x) is annealed, in both directions, unless it is exact. ``"auto"`` is
+        :class:`ConditionalAIS(n_chains=4, n_betas=100) <skebm.partition.ConditionalAIS>`; more
+        temperatures give a narrower bracket.
     early_stopping : bool or EarlyStopping, default=False
         Stop when log p(y | x) of held-out pairs, by annealing, no longer improves, and keep the
         best weights; settings in :class:`skebm.training.EarlyStopping`.
@@ -130,6 +134,8 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
         Filters U of x and V of y, in the units of the energy, read-only.
     mapping_components_ : ndarray of shape (F, H)
         W, read-only.
+    partition_ : ConditionalAIS
+        How log Z(x) is annealed.
     n_outputs_ : int
         Number of columns of y, dy.
     history_ : list of dict
@@ -169,7 +175,7 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
     array([[0., 1., 1., 0., 0., 0.]])
     """
 
-    _parameter_constraints: dict = COMMON_CONSTRAINTS | {
+    _parameter_constraints: dict = CONDITIONAL_CONSTRAINTS | {
         "n_components": [Interval(Integral, 1, None, closed="left")],
         "n_factors": [Interval(Integral, 1, None, closed="left")],
         "n_gibbs": [Interval(Integral, 1, None, closed="left")],
@@ -180,6 +186,7 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
     _configs = {
         "optimizer": lambda value, names: AdamW(),
         "early_stopping": lambda value, names: EarlyStopping(),
+        "partition": lambda value, names: ConditionalAIS(n_chains=4, n_betas=100),
     }
     _blueprint: GatedBlueprint
 
@@ -196,27 +203,14 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
         random_state=None,
         optimizer=None,
         visible="auto",
+        partition="auto",
         early_stopping=False,
         warm_start=False,
         device="auto",
         dtype="float32",
         net_params=None,
     ):
-        self.n_components = n_components
-        self.n_factors = n_factors
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.n_iter = n_iter
-        self.n_gibbs = n_gibbs
-        self.verbose = verbose
-        self.random_state = random_state
-        self.optimizer = optimizer
-        self.visible = visible
-        self.early_stopping = early_stopping
-        self.warm_start = warm_start
-        self.device = device
-        self.dtype = dtype
-        self.net_params = net_params
+        assign_parameters(self, locals())
 
     # ---------------------------------------------------------------- fitting
 
@@ -314,12 +308,7 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
         tags = super().__sklearn_tags__()
         tags.target_tags.required = True
         tags.target_tags.multi_output = True
-        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
-
-    @property
-    def _n_features_out(self) -> int:
-        return self._blueprint.n_hidden
 
     # ---------------------------------------------------------------- likelihood of y given x
 
@@ -339,9 +328,7 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
         """
         return self._energies(self._rows(Pairs(X, y)))
 
-    def log_likelihood(
-        self, X: Any, y: Any, *, n_chains: int = N_CHAINS, n_betas: int = N_BETAS
-    ) -> LogLikelihoods:
+    def log_conditional(self, X: Any, y: Any) -> LogLikelihoods:
         """log p(y | x) of each pair with its bracket, in nats and in the units of y.
 
         The values are exact with at most 12 mapping units, or at most 12 bits in y. Otherwise
@@ -354,10 +341,6 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
         ----------
         X : array-like of shape (n_samples, n_features)
         y : array-like of shape (n_samples, n_outputs) or (n_samples,)
-        n_chains : int, default=4
-            Chains of each row, in both directions.
-        n_betas : int, default=100
-            Steps of a chain. More steps give a narrower bracket.
 
         Returns
         -------
@@ -365,14 +348,12 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
             ``log_prob`` is the middle of the ends ``lower`` and ``upper``, and ``std_error`` that
             of the upper end.
         """
-        whole_number("n_chains", n_chains, 1)
-        whole_number("n_betas", n_betas, 1)
         rows = self._rows(Pairs(X, y))
         value = self._energies(rows, likely=True)
-        seed = self.net_.seed_
+        seed, settings = self.net_.seed_, self.partition_
 
         def ends(energy: GatedEnergy, x: Tensor) -> Tensor:
-            found = log_z_of_pairs(energy, x, seed, n_chains, n_betas)
+            found = log_z_of_pairs(energy, x, seed, settings)
             return torch.stack([found.value, found.upper, found.std_error], 1)
 
         low, high, error = self._computed(rows, ends, "log Z").T
@@ -383,7 +364,7 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
         """log p(y | x) of each pair, in nats and in the units of y.
 
         The values are exact with at most 12 mapping units, or at most 12 bits in y; otherwise they
-        are the middle of the bracket of :meth:`log_likelihood`.
+        are the middle of the bracket of :meth:`log_conditional`.
 
         Parameters
         ----------
@@ -395,7 +376,7 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
         -------
         ndarray of shape (n_samples,)
         """
-        return self.log_likelihood(X, y).log_prob
+        return self.log_conditional(X, y).log_prob
 
     def score(self, X: Any, y: Any) -> float:
         """Mean log p(y | x) of pairs, by the lower end of the bracket if it is not exact.
@@ -410,7 +391,7 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
         float
             In nats.
         """
-        return float(self.log_likelihood(X, y).lower.mean())
+        return self.log_conditional(X, y).pessimistic_mean()
 
     def _computed(
         self,
@@ -425,10 +406,6 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
         with torch.no_grad():
             found = torch.cat([function(energy, x.double()) for x in blocks]).cpu().numpy()
         return self._blueprint.table.check_finite(found, rows, what)
-
-    def _map(self, rows: Rows, function: Callable[[Any, Tensor], Tensor]) -> Tensor:
-        energy = self._blueprint.scoring_energy(self.energy_)
-        return rows.map(lambda x: function(energy, x.double()))
 
     def _alone(self, X: Any) -> tuple[Rows, np.dtype]:
         """Rows x without their y, and their precision."""
@@ -564,12 +541,6 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
     # ---------------------------------------------------------------- fitted attributes
 
     @property
-    def _trained(self) -> GatedEnergy:
-        """The model of pairs, whatever p(y given x) is."""
-        energy: GatedEnergy = self.net_.module_.energy.eval()
-        return energy
-
-    @property
     def density_(self) -> str:
         """What p(y | x) is, the model or the base."""
         check_is_fitted(self)
@@ -584,14 +555,14 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
     @property
     def given_components_(self) -> np.ndarray:
         """Filters U of x, (F, dx)."""
-        return read_only(self, "given_filters", "_trained")
+        return self._read_only("given_filters")
 
     @property
     def components_(self) -> np.ndarray:
         """Filters V of y, (F, dy)."""
-        return read_only(self, "filters", "_trained")
+        return self._read_only("filters")
 
     @property
     def mapping_components_(self) -> np.ndarray:
         """Weights W of the mapping units, (F, H)."""
-        return read_only(self, "mapping", "_trained")
+        return self._read_only("mapping")

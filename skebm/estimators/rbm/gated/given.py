@@ -15,6 +15,7 @@ from torch import Tensor
 from skebm.base import Binary
 from skebm.energies import GatedEnergy, GivenEnergy
 from skebm.partition.given import (
+    ConditionalAIS,
     GatedSteps,
     LogZGiven,
     RowUniforms,
@@ -22,14 +23,16 @@ from skebm.partition.given import (
     draw_of,
     estimate_of_chains,
     log_mean_of_chains,
+    numbers_of_temperatures,
     resampled,
     uniforms_of,
 )
 
 # Units of a layer up to which its states are summed over.
 SUMMED_UNITS = 12
-# Chains of a row and temperatures of its normaliser; Gibbs steps before annealing backward.
-N_CHAINS, N_BETAS, N_BURN_IN = 4, 100, 10
+# Chains of the mean of a row; temperatures of its log Z at first, and the Gibbs steps before
+# annealing backward.
+N_CHAINS, FEWEST_TEMPERATURES, N_BURN_IN = 4, 100, 10
 # Steps of annealing before the Gibbs steps that a mean is over, and as many of these.
 N_STEPS = 100
 # Numbers that are held at once.
@@ -74,7 +77,7 @@ def _rows_at_once(energy: GatedEnergy) -> int:
 
 @torch.no_grad()
 def log_z_of_pairs(
-    energy: GatedEnergy, rows: Tensor, seed: int, n_chains: int, n_betas: int
+    energy: GatedEnergy, rows: Tensor, seed: int, settings: ConditionalAIS
 ) -> LogZGiven:
     """log Z(x) of pairs (n, dx + dy).
 
@@ -88,6 +91,20 @@ def log_z_of_pairs(
         parts = rows[:, : energy.n_given].split(_rows_at_once(energy))
         sums = [States.of(energy, x).log_weight.logsumexp(1) for x in parts]
         return LogZGiven.known(torch.cat(sums))
+
+    def estimate(index: Tensor, n_betas: int) -> LogZGiven:
+        return _by_annealing(energy, rows[index], seed, settings.n_chains, n_betas)
+
+    found = LogZGiven.unknown(len(rows), rows.device)
+    numbers = numbers_of_temperatures(FEWEST_TEMPERATURES, settings.n_betas)
+    found.refine(estimate, numbers, settings.max_error)
+    return found
+
+
+def _by_annealing(
+    energy: GatedEnergy, rows: Tensor, seed: int, n_chains: int, n_betas: int
+) -> LogZGiven:
+    """log Z(x) of pairs by annealing from the base, and back to it."""
     x, y = energy.split(rows)
     given = energy.given(x).of_chains(n_chains)
     uniforms = RowUniforms(rows, GatedSteps.width(given), n_chains, seed)
