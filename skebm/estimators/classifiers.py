@@ -13,7 +13,7 @@ from scipy.special import log_softmax
 from sklearn.utils.multiclass import check_classification_targets
 
 from skebm._validation import as_numbers, check_labels, fit_context, warn
-from skebm.estimators.base import raises_interrupt, restores_on_failure
+from skebm.estimators.base import atomic, raises_interrupt
 from skebm.objectives.joint import UNKNOWN
 from skebm.training.rows import Rows
 from skebm.training.streams import labelled
@@ -153,7 +153,7 @@ def class_weights(asked: Any, classes: np.ndarray, rows: Rows) -> tuple[float, .
 
 @fit_context(prefer_skip_nested_validation=True)
 @raises_interrupt
-@restores_on_failure
+@atomic
 def fit(self: Any, X: Any, y: Any, sample_weight: Any = None) -> Any:
     """Fit the model to rows and their labels.
 
@@ -179,7 +179,7 @@ def fit(self: Any, X: Any, y: Any, sample_weight: Any = None) -> Any:
     return self
 
 
-@restores_on_failure
+@atomic
 @fit_context(prefer_skip_nested_validation=True)
 def partial_fit(self: Any, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Any:
     """Train for one epoch on rows and labels, in mini-batches, from the current state.

@@ -46,7 +46,7 @@ from skebm.base import LogPartition, torchtools
 from skebm.base.energy import check_temperature
 from skebm.base.processes import Workers, lock_of, progress_bar
 from skebm.base.sampler import whole_number
-from skebm.estimators.base import restores_on_failure
+from skebm.estimators.base import atomic
 from skebm.estimators.tables.gross import without_gross_rows
 from skebm.estimators.tractable import (
     TractableDensity,
@@ -251,7 +251,7 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
 
     # ---------------------------------------------------------------- fitting
 
-    @restores_on_failure
+    @atomic
     @fit_context(prefer_skip_nested_validation=False)
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> ProductOfDensities:
         """Fit all experts to the rows of X.

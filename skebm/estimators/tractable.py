@@ -43,7 +43,7 @@ from skebm.distributions import (
     SignedLog,
     Stack,
 )
-from skebm.estimators.base import asked_for, restores_on_failure, warn_without_effect
+from skebm.estimators.base import asked_for, atomic, warn_without_effect
 from skebm.estimators.tables.gross import without_gross_rows
 from skebm.estimators.tables.table import extreme_factors
 from skebm.training.distributed import shared_seed
@@ -150,7 +150,7 @@ class TractableDensity(DensityMixin, BaseEstimator):
         self.n_neighbors = n_neighbors
         self.random_state = random_state
 
-    @restores_on_failure
+    @atomic
     @fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> TractableDensity:
         """Fit the distribution to the rows of X.

@@ -26,7 +26,7 @@ from skebm._validation import (
     warn,
 )
 from skebm.energies import BoltzmannMachine
-from skebm.estimators.base import asked_for, restores_on_failure, warn_without_effect
+from skebm.estimators.base import asked_for, atomic, warn_without_effect
 from skebm.estimators.tables.frames import frame_like
 from skebm.training.distributed import shared_seed
 
@@ -530,7 +530,7 @@ class HopfieldMemory(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         self.similarity = similarity
         self.random_state = random_state
 
-    @restores_on_failure
+    @atomic
     @fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: Any, y: Any = None) -> HopfieldMemory:
         """Store the rows of X.

@@ -42,7 +42,7 @@ from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
 from skebm.estimators.base import (
     asked_for,
-    restores_on_failure,
+    atomic,
     set_by_name,
     warn_without_effect,
 )
@@ -232,7 +232,7 @@ class DeepBeliefNetwork(
         """The object that a default stands for, whose parameters are being set."""
         return default_rbm() if owner == "rbm" and value is None else None
 
-    @restores_on_failure
+    @atomic
     def set_params(self, **params: Any) -> DeepBeliefNetwork:
         """Set parameters by name, those of the RBMs by ``rbm__<name>``, even if `rbm` is None."""
         set_by_name(self, params, super().set_params)
@@ -331,7 +331,7 @@ class DeepBeliefNetwork(
             raise interrupted
         return self
 
-    @restores_on_failure
+    @atomic
     def _fit(self, X: Any, sample_weight: Any) -> KeyboardInterrupt | None:
         """Fit and return what ended the training of an RBM, if anything did."""
         check_columns(self, X, reset=True)

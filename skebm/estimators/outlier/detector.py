@@ -38,7 +38,7 @@ from skebm._validation import (
 )
 from skebm.estimators.base import (
     asked_for,
-    restores_on_failure,
+    atomic,
     set_nested_params,
     warn_without_effect,
 )
@@ -317,7 +317,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
 
     # ---------------------------------------------------------------- fitting
 
-    @restores_on_failure
+    @atomic
     @fit_context(prefer_skip_nested_validation=False)
     def fit(self, X: Any, y: Any = None, **fit_params: Any) -> Any:
         """Fit the estimator, unless it is fitted already, and set the threshold.
@@ -521,7 +521,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
             )
 
     @available_if(_takes_more_rows)
-    @restores_on_failure
+    @atomic
     def partial_fit(self, X: Any, y: Any = None) -> Any:
         """Add normal rows to those that set the threshold; the estimator is not refitted.
 

@@ -23,9 +23,9 @@ from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import (
     COMMON_CONSTRAINTS,
     BaseEBM,
+    atomic,
     held_out_fraction,
     raises_interrupt,
-    restores_on_failure,
     validate_coded,
 )
 from skebm.estimators.classifiers import encoded
@@ -299,7 +299,7 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
 
     @fit_context(prefer_skip_nested_validation=True)
     @raises_interrupt
-    @restores_on_failure
+    @atomic
     @in_sequences
     def fit(self, X: Any, y: Any, lengths: Any = None) -> Any:
         """Fit the model to sequences of frames and their labels.
@@ -324,7 +324,7 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
         self._fit_sequences(X, y, None, lengths, streaming=False)
         return self
 
-    @restores_on_failure
+    @atomic
     @fit_context(prefer_skip_nested_validation=True)
     @in_sequences
     def partial_fit(self, X: Any, y: Any, classes: Any = None, lengths: Any = None) -> Any:

@@ -26,7 +26,7 @@ from skebm._validation import (
 )
 from skebm.estimators.base import (
     asked_for,
-    restores_on_failure,
+    atomic,
     set_nested_params,
     warn_without_effect,
 )
@@ -192,7 +192,7 @@ class SequenceOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
 
     # ---------------------------------------------------------------- fitting
 
-    @restores_on_failure
+    @atomic
     @fit_context(prefer_skip_nested_validation=False)
     @in_sequences
     def fit(self, X: Any, y: Any = None, lengths: Any = None) -> Any:

@@ -31,10 +31,10 @@ from skebm.estimators.base import (
     COMMON_CONSTRAINTS,
     CONTAMINATION,
     BaseEBM,
+    atomic,
     held_out_fraction,
     raises_interrupt,
     read_only,
-    restores_on_failure,
     upper_quantile,
     validate_coded,
 )
@@ -313,7 +313,7 @@ class TemporalRBM(
 
     @fit_context(prefer_skip_nested_validation=True)
     @raises_interrupt
-    @restores_on_failure
+    @atomic
     @in_sequences
     def fit(self, X: Any, y: Any = None, lengths: Any = None) -> Any:
         """Fit the model to sequences.
@@ -337,7 +337,7 @@ class TemporalRBM(
         """
         return self._fit_sequences(X, lengths, streaming=False)
 
-    @restores_on_failure
+    @atomic
     @fit_context(prefer_skip_nested_validation=True)
     @in_sequences
     def partial_fit(self, X: Any, y: Any = None, lengths: Any = None) -> Any:

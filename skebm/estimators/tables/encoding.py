@@ -25,7 +25,7 @@ from skebm._validation import (
     unmasked,
     validate_data,
 )
-from skebm.estimators.base import restores_on_failure
+from skebm.estimators.base import atomic
 from skebm.estimators.tables.columns import Coding, column_names
 from skebm.estimators.tables.table import extreme_factors
 from skebm.training.mapped import is_large
@@ -138,7 +138,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         tags.input_tags.string = True
         return tags
 
-    @restores_on_failure
+    @atomic
     @fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: Any, y: Any = None) -> TableEncoder:
         """Learn scales and levels from the rows of a table, and store rows for missing entries.
@@ -158,7 +158,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         self._fit(X)
         return self
 
-    @restores_on_failure
+    @atomic
     @fit_context(prefer_skip_nested_validation=True)
     def fit_transform(self, X: Any, y: Any = None) -> np.ndarray:
         """Fit to the rows of a table, and return them as numbers.

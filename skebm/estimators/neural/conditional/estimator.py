@@ -29,9 +29,9 @@ from skebm.estimators.base import (
     COMMON_CONSTRAINTS,
     CONTAMINATION,
     BaseEBM,
+    atomic,
     held_out_fraction,
     raises_interrupt,
-    restores_on_failure,
     upper_quantile,
     validate_coded,
 )
@@ -283,7 +283,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
 
     @fit_context(prefer_skip_nested_validation=True)
     @raises_interrupt
-    @restores_on_failure
+    @atomic
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Fit the model to rows that hold the conditions c and the columns x.
 
@@ -306,7 +306,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         self._keep(self._fit(X, sample_weight, streaming=False))
         return self
 
-    @restores_on_failure
+    @atomic
     @fit_context(prefer_skip_nested_validation=True)
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Train for one epoch on the rows of X, in mini-batches, from the current state.

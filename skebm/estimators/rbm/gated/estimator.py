@@ -29,9 +29,9 @@ from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import (
     COMMON_CONSTRAINTS,
     BaseEBM,
+    atomic,
     raises_interrupt,
     read_only,
-    restores_on_failure,
 )
 from skebm.estimators.rbm.gated.blueprint import GatedBlueprint, fit_target_base, gated_plan
 from skebm.estimators.rbm.gated.given import (
@@ -222,7 +222,7 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
 
     @fit_context(prefer_skip_nested_validation=True)
     @raises_interrupt
-    @restores_on_failure
+    @atomic
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> GatedRBM:
         """Fit the model to pairs of rows.
 
@@ -245,7 +245,7 @@ class GatedRBM(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEBM):
         self._fit(Pairs(X, y), sample_weight, streaming=False)
         return self
 
-    @restores_on_failure
+    @atomic
     @fit_context(prefer_skip_nested_validation=True)
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> GatedRBM:
         """Train for one epoch on pairs, in mini-batches, from the current state.
