@@ -70,14 +70,14 @@ from skebm.training.distributed import (
     check_same_estimator,
     check_same_input,
     divided,
-    shared_seed,
 )
 from skebm.training.guard import Assess
-from skebm.training.mapped import MappedArray, is_large
+from skebm.training.mapped import MappedArray, as_mapped, is_large
 from skebm.training.plan import TrainingPlan, check_net_params
 from skebm.training.rows import Rows
 from skebm.training.selection import is_kept, warn_of_base
-from skebm.training.streams import Spool, as_mapped, by_blocks, is_stream, spooled
+from skebm.training.sources import SourceMixin
+from skebm.training.streams import Spool, is_stream, spooled
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
@@ -245,89 +245,49 @@ class LogZ:
         self.found: LogPartition | None = None
 
 
-class Before:
-    """State of an estimator before a call: attributes, random states, and the net they hold.
-
-    The settings of torch are part of it. Before a call trains the net in place, the net stores a
-    copy of its own state (`EnergyNet.remember`).
-    """
-
-    def __init__(self, owner: Any):
-        self.owner, self.attributes = owner, vars(owner).copy()
-        self.modes = TorchModes.current()
-        self.net: EnergyNet | None = self.attributes.get("net_")
-        everyone = check_random_state(None)  # NumPy's own, which is not ours to turn back
-        self.random = [
-            (value, value.get_state())
-            for value in self.attributes.values()
-            if isinstance(value, np.random.RandomState) and value is not everyone
-        ]
-        self.remembered = None if self.net is None else self.net.moment_  # by a call around this
-        self.moment: Any = None  # what the net remembered in this call, once it was freed
-        self.restored = False
-
-    def forget(self) -> None:
-        """Free what the net has remembered since; until this object goes, it can be restored."""
-        if self.net is not None and self.net.moment_ is not self.remembered:
-            self.moment = self.net.moment_
-            self.net.moment_ = self.remembered
-
-    def restore(self) -> None:
-        """Restore the estimator completely; a Ctrl-C on the way is raised when that is done."""
-        interrupt = None
-        while not self.restored:
-            try:
-                self._restore()
-            except KeyboardInterrupt as error:
-                interrupt = error
-        if interrupt is not None:
-            raise interrupt
-
-    def _restore(self) -> None:
-        """Restore everything; the same if it was interrupted anywhere before."""
-        self.modes.restore()
-        vars(self.owner).clear()
-        vars(self.owner).update(self.attributes)
-        for value, state in self.random:
-            value.set_state(state)
-        if self.net is not None:
-            if self.moment is not None:
-                self.net.moment_ = self.moment
-            if self.net.moment_ is not self.remembered:
-                self.net.go_back()
-                self.moment = None
-                self.net.moment_ = self.remembered
-        self.restored = True
-
-
-def restores_on_failure(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Restore the estimator, bit for bit, if a method fails or is interrupted.
+def atomic(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a method build aside: on a copy of the estimator, whose attributes it takes at the end.
 
     Fitted attributes belong together: old weights with a new base or scaling would be another
-    model, and so would new weights with an old log Z.
+    model, and so would new weights with an old log Z. One assignment exchanges all of them, so that
+    a call that fails or is interrupted before leaves the estimator as it was, bit for bit, and one
+    that is interrupted later has done all that it does. The copy is shallow: what an attribute
+    holds is replaced, never changed in place (`EnergyNet.copy`). Random states, which are
+    the user's, and the settings of torch are turned back.
 
-    A Ctrl-C that is raised anywhere in the call, to the return of its result, restores the
-    estimator; a later one is raised in the code of the caller, who has the result. It is the
-    outermost decorator of what is not to keep an interrupted model.
+    It is the outermost decorator of what is not to keep an interrupted model.
     """
 
     @functools.wraps(method)
-    def attempt(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before = Before(self)
+    def build(self: Any, *args: Any, **kwargs: Any) -> Any:
+        draft = object.__new__(type(self))
+        vars(draft).update(vars(self))
+        modes, positions = TorchModes.current(), positions_of_random_states(self)
         try:
-            try:
-                with torchtools.memory_errors():
-                    result = method(self, *args, **kwargs)
-                before.forget()
-                return result
-            except BaseException:
-                before.restore()
-                raise
-        except BaseException:  # a Ctrl-C before `restore` could catch anything
-            before.restore()
+            with torchtools.memory_errors():
+                result = method(draft, *args, **kwargs)
+        except BaseException:
+            for random, position in positions:
+                random.set_state(position)
             raise
+        finally:
+            modes.restore()
+        self.__dict__ = vars(draft)
+        return self if result is draft else result
 
-    return attempt
+    return build
+
+
+def positions_of_random_states(
+    estimator: Any,
+) -> list[tuple[np.random.RandomState, dict[str, Any]]]:
+    """The random states that an estimator holds, and where they are in their sequences."""
+    everyone = check_random_state(None)  # NumPy's own, which is not ours to turn back
+    return [
+        (value, value.get_state(legacy=False))
+        for value in vars(estimator).values()
+        if isinstance(value, np.random.RandomState) and value is not everyone
+    ]
 
 
 def raises_interrupt(fit: Callable[..., Any]) -> Callable[..., Any]:
@@ -434,7 +394,7 @@ def held_out_fraction(early_stopping: Any) -> float | None:
 # ------------------------------------------------------------------------------
 
 
-class BaseEBM(BaseEstimator, abc.ABC):
+class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
     """Base class of energy-based estimators; subclasses implement the three hooks below."""
 
     # Factories for ``<parameter>__<name>`` if the parameter is None or a string.
@@ -485,7 +445,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
             params |= {f"net__{name}": value for name, value in net_params.items()}
         return params
 
-    @restores_on_failure
+    @atomic
     def set_params(self, **params: Any) -> Any:
         """Set parameters by name, ``net__<name>`` and ``<object>__<name>`` included.
 
@@ -541,12 +501,12 @@ class BaseEBM(BaseEstimator, abc.ABC):
         rows.left_out = left_out
         table.prepare(rows)
         if not go_on:
-            self.random_state_ = check_random_state(shared_seed(self.random_state))
+            self.random_state_ = self._shared_random()
         net, train = (self.net_, rows) if go_on else (None, rows)
         if net is None or not (streaming and net.streaming and net.fits(rows)):
             net, train = self._start(rows, table, net, streaming=streaming)
         else:
-            net.remember()
+            net = net.copy()
         net.completion_ = self._blueprint.complete
         try:
             self.net_ = net.partial_fit(train)
@@ -666,6 +626,10 @@ class BaseEBM(BaseEstimator, abc.ABC):
         like = next(self.energy_.parameters())
         found: Rows = self._blueprint.table.rows(X, device=like.device, dtype=like.dtype)
         return found
+
+    def _of_rows(self, X: Any, function: Callable[[Rows], np.ndarray]) -> np.ndarray:
+        """What a function computes for each row of new X, of large X one block after the other."""
+        return self._over_blocks(X, lambda block: function(self._rows(block)))
 
     @property
     def _trained(self) -> Any:
@@ -897,7 +861,6 @@ class PartitionMixin(OfModel):
         super()._finalise(rows)
         self._log_z = LogZ()
 
-    @by_blocks
     def energy(self, X: Any) -> np.ndarray:
         """Energy of each row, in nats: lower is more likely.
 
@@ -909,9 +872,8 @@ class PartitionMixin(OfModel):
         -------
         ndarray of shape (n_samples,)
         """
-        return self._energies(self._rows(X))
+        return self._of_rows(X, self._energies)
 
-    @by_blocks
     def score_samples(self, X: Any) -> np.ndarray:
         """Log-likelihood of each row, log p(x) = -E(x) - log Z, in nats.
 
@@ -927,7 +889,8 @@ class PartitionMixin(OfModel):
         -------
         ndarray of shape (n_samples,)
         """
-        return -self._energies(self._rows(X), likely=True) - self.log_partition_
+        energies = self._of_rows(X, functools.partial(self._energies, likely=True))
+        return -energies - self.log_partition_
 
     def _check_draws(self, n_samples: int, n_steps: int, temperature: float) -> None:
         """Raise an error that names what is wrong with the arguments of `sample`."""
@@ -1070,7 +1033,7 @@ class DetectionMixin(OutlierMixin, DensityMixin, OfModel):
 
     @fit_context(prefer_skip_nested_validation=True)
     @raises_interrupt
-    @restores_on_failure
+    @atomic
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Fit the model to the rows of X.
 
@@ -1094,7 +1057,7 @@ class DetectionMixin(OutlierMixin, DensityMixin, OfModel):
         self._set_threshold(self._fit(X, sample_weight, streaming=False))
         return self
 
-    @restores_on_failure
+    @atomic
     @fit_context(prefer_skip_nested_validation=True)
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Train for one epoch on the rows of X, in mini-batches, from the current state.

@@ -11,7 +11,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 
 from skebm._validation import as_numbers, check_labels, fit_context, warn
-from skebm.estimators.base import PartitionMixin, raises_interrupt, restores_on_failure
+from skebm.estimators.base import PartitionMixin, atomic, raises_interrupt
 from skebm.objectives.joint import UNKNOWN
 from skebm.training.rows import Rows
 from skebm.training.streams import labelled
@@ -166,7 +166,7 @@ class ProbabilisticClassifierMixin(ClassifierMixin, PartitionMixin):
 
     @fit_context(prefer_skip_nested_validation=True)
     @raises_interrupt
-    @restores_on_failure
+    @atomic
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
         """Fit the model to rows and their labels.
 
@@ -191,7 +191,7 @@ class ProbabilisticClassifierMixin(ClassifierMixin, PartitionMixin):
         self._fit(X, sample_weight, streaming=False, encode=lambda X, on: encoded(self, X, y, on))
         return self
 
-    @restores_on_failure
+    @atomic
     @fit_context(prefer_skip_nested_validation=True)
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Any:
         """Train for one epoch on rows and labels, in mini-batches, from the current state.

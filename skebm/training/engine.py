@@ -7,7 +7,7 @@ import math
 import opcode
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from sklearn.exceptions import ConvergenceWarning
@@ -227,27 +227,9 @@ N_COMPLETING_STEPS = 3
 TINY_RATE = 1e-5
 
 
-class Moment(NamedTuple):
-    """Copy of everything in a net that training changes, to which a failed call returns."""
-
-    tensors: list[Tensor]
-    state: Any
-    slots: dict[Tensor, Any]
-    groups: list[dict[str, Any]]
-    generator: Tensor
-    n_epochs: int
-    n_restarts: int
-    lr_scale: float
-
-
 def weight_sum(module: nn.Module) -> list[float]:
     """Sums by which processes compare the weights with which they start."""
     return [float(w.double().square().sum()) for w in weights_of(module)]
-
-
-def tensors_of_module(module: nn.Module) -> list[Tensor]:
-    """Parameters and buffers, those that are not stored included, sharing their memory."""
-    return [*weights_of(module), *module.buffers()]
 
 
 def ends_training(error: KeyboardInterrupt) -> bool:
@@ -372,7 +354,6 @@ class EnergyNet(NeuralNet):
         self.assess_: Assess | None = None
         self.n_assessments_ = N_ASSESSMENTS
         self.completion_: Completion | None = None  # where rows have missing entries
-        self.moment_: Moment | None = None
         self.interrupted_ = False
         self.group_: Group = ALONE
         self.average_ = WeightAverage(self.module_, self.averaging)
@@ -983,35 +964,27 @@ class EnergyNet(NeuralNet):
 
     # ---------------------------------------------------------------- persistence
 
-    def remember(self) -> None:
-        """Keep a copy of everything that training changes, for :meth:`go_back`."""
-        optimizer = self.optimizer_
-        self.moment_ = Moment(
-            [t.clone() for t in tensors_of_module(self.module_)],
-            self.module_.snapshot(self.state_) if self.state_ is not None else None,
-            {p: copy.deepcopy(slots) for p, slots in optimizer.state.items()},
-            [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups],
-            self.generator.get_state(),
-            len(self.history),
-            self.n_restarts_,
-            self.lr_scale_,
-        )
+    def copy(self) -> EnergyNet:
+        """A net that goes on from here, and shares nothing that training changes with this one.
 
-    def go_back(self) -> None:
-        """Return to the state that was remembered, bit for bit."""
-        moment = self.moment_
-        assert moment is not None
-        copy_weights(moment.tensors, tensors_of_module(self.module_))
-        self.run_.state = moment.state
-        self.optimizer_.state.clear()
-        self.optimizer_.state.update(moment.slots)
-        for group, kept in zip(self.optimizer_.param_groups, moment.groups, strict=True):
-            for name in group.keys() - kept.keys() - {"params"}:
-                del group[name]
-            group.update(kept)
-        self.generator.set_state(moment.generator)
-        del self.history[moment.n_epochs :]
-        self.n_restarts_, self.lr_scale_ = moment.n_restarts, moment.lr_scale
+        Settings and callbacks are those of this net.
+        """
+        net: Any = object.__new__(type(self))
+        vars(net).update(vars(self))
+        net.generator = torch.Generator(self.generator.device)
+        net.generator.set_state(self.generator.get_state())
+        # Together, as the average is that of the module.
+        net.module_, net.average_ = copy.deepcopy((self.module_, self.average_))
+        net.module = net.module_
+        net.initialize_optimizer()
+        net.optimizer_.load_state_dict(copy.deepcopy(self.optimizer_.state_dict()))
+        if hasattr(self.optimizer_, "coordinates"):  # functions, which are not part of its state
+            net.optimizer_.coordinates = self.optimizer_.coordinates
+        net.run_ = Run()
+        net.run_.state = None if self.state_ is None else self.module_.snapshot(self.state_)
+        net.history = type(self.history)(self.history)
+        found: EnergyNet = net
+        return found
 
     def fits(self, rows: Rows) -> bool:
         """Whether rows have this net's device and precision."""

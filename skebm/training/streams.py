@@ -6,23 +6,20 @@ They are recognised by the module of their class, so that none of these packages
 from __future__ import annotations
 
 import errno
-import functools
 import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from sklearn.utils import get_tags
 from torch.utils.data import IterableDataset
 
-from skebm._validation import check_columns, draw_seed, names_compared, take_rows
+from skebm._validation import take_rows
 from skebm.training.mapped import (
-    MappedArray,
+    as_mapped,
     block_size,
     check_finite_block,
-    distinct_numbers,
     is_large,
     sample_size,
 )
@@ -36,9 +33,6 @@ REMEDY = (
     "Streams take columns of numbers without missing entries: fill them in or encode them first, "
     "or pass a pandas or polars frame to RBMEstimator, which takes categories and missing entries."
 )
-
-
-Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class Part(NamedTuple):
@@ -109,8 +103,8 @@ def _n_rows_known(X: Any) -> int | None:
         return None
 
 
-def _header(X: Any) -> Any:
-    """A frame without rows that has the names of the columns; None where they have none."""
+def header_of(X: Any) -> Any:
+    """A frame without rows that has the names of a stream's columns; None where they have none."""
     if _classes(X, "pyarrow"):
         schema = next(
             getattr(X, name)
@@ -313,7 +307,7 @@ def spooled(X: Any) -> Spool:
     If the disk is full, raises `OSError` that names the folder and the number of bytes needed.
     """
     found = _write_blocks((part for part in parts(X)), _n_rows_known(X))
-    return Spool(found[0], _header(X), found[1])
+    return Spool(found[0], header_of(X), found[1])
 
 
 def some_rows(X: Any, rows: np.ndarray) -> Any:
@@ -362,73 +356,3 @@ def labelled(X: Any, y: Any) -> tuple[Any, Any]:
         return X, y
     found = spooled(X)
     return found, found.y if y is None else y
-
-
-def in_memory(X: Any, random_state: Any, *others: Any) -> tuple[Any, ...]:
-    """Rows to which a model that needs them in memory is fitted, and the header of a stream.
-
-    For a large table they are a uniform sample of its rows. Each of `others` has a value for each
-    row, or is None.
-
-    Returns
-    -------
-    tuple
-        X, the header or None, and the `others`.
-    """
-    header = None
-    if is_stream(X):
-        X, header, _ = spooled(X)
-    if not is_large(X):
-        return X, header, *others
-    seed = draw_seed(random_state)
-    some = distinct_numbers(len(X), sample_size(math.prod(X.shape[1:])), seed)
-    return np.array(X[some]), header, *(v if v is None else take_rows(v, some) for v in others)
-
-
-def as_mapped(X: Any) -> MappedArray:
-    """A large array as a `MappedArray`, whose rows are read when they are needed."""
-    return X if isinstance(X, MappedArray) else MappedArray(np.asarray(X))
-
-
-# ------------------------------------------------------------------------------
-# Rows that are scored one block after the other
-# ------------------------------------------------------------------------------
-
-
-def by_blocks(method: Method) -> Method:
-    """Let a method that treats rows independently take streams and large arrays.
-
-    It is applied to one block after the other, and the results are put together.
-    """
-
-    @functools.wraps(method)
-    def applied(self: Any, X: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_stream(X):
-            return _of_stream(method, self, X, *args, **kwargs)
-        if not is_large(X):
-            return method(self, X, *args, **kwargs)
-        table, found = as_mapped(X), None
-        takes_missing = get_tags(self).input_tags.allow_nan
-        for place, block in table.blocks():
-            if not takes_missing:
-                check_finite_block(block, place.start)
-            part = method(self, block, *args, **kwargs)
-            if found is None:
-                found = np.empty((len(table), *part.shape[1:]), dtype=part.dtype)
-            found[place] = part
-        return found
-
-    return cast(Method, applied)
-
-
-def _of_stream(method: Callable[..., Any], self: Any, X: Any, *args: Any, **kwargs: Any) -> Any:
-    """Results of a method for the blocks of a stream, one after the other."""
-    header = _header(X)
-    if header is not None and hasattr(self, "n_features_in_"):
-        check_columns(self, header, reset=False)
-    found = []
-    with names_compared():
-        for part in parts(X):
-            for start in range(0, len(part.x), AT_ONCE):
-                found.append(method(self, part.x[start : start + AT_ONCE], *args, **kwargs))
-    return np.concatenate(found)

@@ -43,7 +43,7 @@ from skebm.distributions import Distribution
 from skebm.estimators.base import (
     asked_for,
     assign_parameters,
-    restores_on_failure,
+    atomic,
     set_by_name,
     warn_without_effect,
 )
@@ -58,8 +58,8 @@ from skebm.estimators.deep.module import hidden_map, sigmoid_network
 from skebm.estimators.rbm import RBMEstimator
 from skebm.estimators.rbm.hidden import BinaryUnits
 from skebm.estimators.tables.frames import as_given
-from skebm.training.distributed import shared_seed
 from skebm.training.rows import Rows
+from skebm.training.sources import SourceMixin
 
 # Parameters of an RBM that say what the columns of X are, which only the first one takes.
 OF_COLUMNS = ("visible", "categorical_features", "rescale")
@@ -79,7 +79,7 @@ def default_rbm() -> RBMEstimator:
 
 
 class DeepBeliefNetwork(
-    ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, BaseEstimator
+    SourceMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, BaseEstimator
 ):
     r"""Deep belief network: features, a density, samples, and a network to start training from.
 
@@ -226,7 +226,7 @@ class DeepBeliefNetwork(
         """The object that a default stands for, whose parameters are being set."""
         return default_rbm() if owner == "rbm" and value is None else None
 
-    @restores_on_failure
+    @atomic
     def set_params(self, **params: Any) -> DeepBeliefNetwork:
         """Set parameters by name, those of the RBMs by ``rbm__<name>``, even if `rbm` is None."""
         set_by_name(self, params, super().set_params)
@@ -325,11 +325,11 @@ class DeepBeliefNetwork(
             raise interrupted
         return self
 
-    @restores_on_failure
+    @atomic
     def _fit(self, X: Any, sample_weight: Any) -> KeyboardInterrupt | None:
         """Fit and return what ended the training of an RBM, if anything did."""
         check_columns(self, X, reset=True)
-        random = check_random_state(shared_seed(self.random_state))
+        random = self._shared_random()
         layers = self._layers(random)
         warn_without_effect(self._without_effect([layer.n_components for layer in layers]))
         fitted: list[RBMEstimator] = []

@@ -26,9 +26,9 @@ from skebm.estimators.base import (
     CategoriesMixin,
     ConditionalPartitionMixin,
     assign_parameters,
+    atomic,
     held_out_fraction,
     raises_interrupt,
-    restores_on_failure,
 )
 from skebm.estimators.classifiers import encoded
 from skebm.estimators.rbm.class_blueprint import weight_of_rows
@@ -278,7 +278,7 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
 
     @fit_context(prefer_skip_nested_validation=True)
     @raises_interrupt
-    @restores_on_failure
+    @atomic
     @in_sequences
     def fit(self, X: Any, y: Any, lengths: Any = None) -> Any:
         """Fit the model to sequences of frames and their labels.
@@ -303,7 +303,7 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
         self._fit_sequences(X, y, None, lengths, streaming=False)
         return self
 
-    @restores_on_failure
+    @atomic
     @fit_context(prefer_skip_nested_validation=True)
     @in_sequences
     def partial_fit(self, X: Any, y: Any, classes: Any = None, lengths: Any = None) -> Any:

@@ -28,9 +28,9 @@ from skebm.estimators.base import (
     CategoriesMixin,
     FeaturesMixin,
     assign_parameters,
+    atomic,
     held_out_fraction,
     raises_interrupt,
-    restores_on_failure,
     upper_quantile,
 )
 from skebm.estimators.rbm.drawing import check_imputation
@@ -280,7 +280,7 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
 
     @fit_context(prefer_skip_nested_validation=True)
     @raises_interrupt
-    @restores_on_failure
+    @atomic
     @in_sequences
     def fit(self, X: Any, y: Any = None, lengths: Any = None) -> Any:
         """Fit the model to sequences.
@@ -304,7 +304,7 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
         """
         return self._fit_sequences(X, lengths, streaming=False)
 
-    @restores_on_failure
+    @atomic
     @fit_context(prefer_skip_nested_validation=True)
     @in_sequences
     def partial_fit(self, X: Any, y: Any = None, lengths: Any = None) -> Any:

@@ -67,7 +67,6 @@ from skebm.partition.given import (
     uniforms_of,
 )
 from skebm.training.rows import Rows
-from skebm.training.streams import by_blocks
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
@@ -404,7 +403,6 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
         found, error = self._scores(self._rows(X), upper=True)
         return found.pessimistic_mean(error)
 
-    @by_blocks
     def energy(self, X: Any) -> np.ndarray:
         """E(x | c) of each row, in nats: log p(x | c) = -E(x | c) - log Z(c).
 
@@ -419,7 +417,7 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
         -------
         ndarray of shape (n_samples,)
         """
-        return self._energies(self._rows(X))
+        return self._of_rows(X, self._energies)
 
     # ---------------------------------------------------------------- what x is, given c
 

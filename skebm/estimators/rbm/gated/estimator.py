@@ -31,8 +31,8 @@ from skebm.estimators.base import (
     ConditionalPartitionMixin,
     FeaturesMixin,
     assign_parameters,
+    atomic,
     raises_interrupt,
-    restores_on_failure,
 )
 from skebm.estimators.rbm.gated.blueprint import GatedBlueprint, fit_target_base, gated_plan
 from skebm.estimators.rbm.gated.given import (
@@ -216,7 +216,7 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
 
     @fit_context(prefer_skip_nested_validation=True)
     @raises_interrupt
-    @restores_on_failure
+    @atomic
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> GatedRBM:
         """Fit the model to pairs of rows.
 
@@ -239,7 +239,7 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
         self._fit(Pairs(X, y), sample_weight, streaming=False)
         return self
 
-    @restores_on_failure
+    @atomic
     @fit_context(prefer_skip_nested_validation=True)
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> GatedRBM:
         """Train for one epoch on pairs, in mini-batches, from the current state.
