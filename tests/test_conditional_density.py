@@ -302,7 +302,8 @@ def branches(n, seed=0):
     return np.column_stack([c, x]), np.log(p)
 
 
-@pytest.mark.parametrize("objective", leading(1, OBJECTIVES))
+@full
+@pytest.mark.parametrize("objective", OBJECTIVES)
 def test_two_branches_around_a_curve_are_recovered(objective):
     X, _ = branches(3000)
     new, truth = branches(400, 1)

@@ -132,8 +132,8 @@ def score_of_the_base(target):
 @pytest.mark.parametrize(
     ("target", "name"),
     [
-        ("moons", "persistent"),
         ("ring", "replay"),
+        only_full("moons", "persistent"),
         only_full("moons", "data"),
         only_full("ring", "noise"),
         only_full("moons", "replay"),
@@ -592,7 +592,7 @@ def once(mode):
     return copy.deepcopy(_once(mode))
 
 
-@pytest.mark.parametrize("mode", named({"persistent", "replay", "noise", "momentum"}, MODES))
+@pytest.mark.parametrize("mode", named({"replay", "momentum"}, MODES))
 def test_training_that_is_stored_goes_on_bit_for_bit(mode):
     model = once(mode)
     loaded = by_pickle(model)
@@ -732,7 +732,7 @@ STEPS = {
     "mala 100x": {"sampler": MALA(10.0)},
     "reweight 10x": {"sampler": MALA(1.0), "chains": policy("persistent", reweight=True)},
 }
-FIRST = {"mala": 2.0, "langevin 100x": 2.0, "mala 10x": 0.2, "reweight 10x": 0.2}
+FIRST = {"mala": 2.0, "langevin 100x": 2.0}
 TOO_LARGE = {"network": MLP((32, 32)), "partition": ImportanceSampling(5000), "sigma": 0.3}
 
 
@@ -775,7 +775,7 @@ def test_a_learning_rate_that_nothing_can_save():
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("seed", leading(1, [0, 1, 2]))
-@pytest.mark.parametrize("mode", named({"persistent", "replay", "reweight"}, MODES))
+@pytest.mark.parametrize("mode", named({"replay"}, MODES))
 def test_good_training_is_not_rolled_back(mode, seed):
     rows = real_rows(300, 3)
     given = {"base": "gaussian"} | MODES[mode]  # a stack leaves a network nothing to learn
@@ -789,9 +789,8 @@ def test_good_training_is_not_rolled_back(mode, seed):
 @pytest.mark.parametrize(
     ("base", "n_steps"),
     [
-        ("auto", 1),
         ("kernel", 5),
-        *(only_full("auto", n) for n in (2, 5, 10)),
+        *(only_full("auto", n) for n in (1, 2, 5, 10)),
         *(only_full("gaussian", n) for n in (1, 2, 5, 10)),
         *(only_full("kernel", n) for n in (1, 2, 10)),
     ],
@@ -821,7 +820,7 @@ def test_the_history_says_whether_it_works(mode):
         assert row["train_loss"] == row["energy_gap"]
 
 
-@pytest.mark.parametrize("deconvolve", [False, True])
+@pytest.mark.parametrize("deconvolve", leading(1, [True, False]))
 def test_the_gain_is_that_over_the_base(deconvolve):
     """Up to its error: the estimate comes from a thousand draws, and the chains of noisy rows."""
     rows = moons(500, 0)

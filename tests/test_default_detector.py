@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.mixture import GaussianMixture
 
 from skebm import EnergyOutlierDetector, ProductOfDensities
-from tests.tiers import full
+from tests.tiers import full, leading
 
 
 def normal(n=120, d=4, seed=0):
@@ -132,7 +132,7 @@ class Centre(BaseEstimator):
         return -np.square(X - self.mean_).sum(1) + 1e3 * self.mean_[0]
 
 
-@pytest.mark.parametrize("trim", [0.1, 0.15])
+@pytest.mark.parametrize("trim", leading(1, [0.15, 0.1]))
 def test_the_given_share_of_rows_is_left_out(trim):
     X, odd = contaminated()
     detector = EnergyOutlierDetector(Centre(), trim=trim, random_state=0).fit(X)
@@ -179,7 +179,7 @@ def test_trimming_helps_the_default_on_rows_with_anomalies():
     assert values[1] > values[0] + 0.003
 
 
-@pytest.mark.parametrize("method", ["conformal", "cross-conformal"])
+@pytest.mark.parametrize("method", leading(1, ["conformal", "cross-conformal"]))
 def test_calibration_rows_are_not_trimmed(method):
     X, _ = contaminated()
     detector = EnergyOutlierDetector(Centre(), method=method, trim=0.1, random_state=0).fit(X)

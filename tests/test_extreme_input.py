@@ -35,7 +35,7 @@ from skebm.partition import (
 )
 from skebm.samplers import MALA, Gibbs, ParallelTempering, Persistent, ReplayBuffer
 from skebm.training import SGD
-from tests.tiers import about, full, only_full
+from tests.tiers import about, full, leading, only_full
 
 _random = np.random.default_rng(0)
 X = _random.standard_normal((120, 2)) * [1.0, 3.0] + [0.0, 5.0]
@@ -166,7 +166,7 @@ def test_a_jem_of_timestamps_learns():
     assert model.score(rows, y) > 0.8
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", leading(1, [np.float32, np.float64]))
 def test_repeated_values_are_constant(dtype):
     rows = timestamps(dtype)
     rows[:, 0] = 1.7e18

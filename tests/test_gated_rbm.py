@@ -32,7 +32,7 @@ from skebm.samplers import Gibbs
 from tests.checks import parametrize_with_checks
 from tests.oracle import DOUBLE, seeded
 from tests.storage import by_joblib, by_pickle, by_skops
-from tests.tiers import full, only_full
+from tests.tiers import full, leading, only_full
 
 F, H, DX = 5, 3, 4
 
@@ -283,7 +283,7 @@ def exact_log_z(energy, x):
     return torch.stack([-energy.given(row).hidden_energies(states(H))[0] for row in x]).logsumexp(1)
 
 
-@pytest.mark.parametrize("kind", ["bits", "real"])
+@pytest.mark.parametrize("kind", leading(1, ["bits", "real"]))
 def test_annealing_finds_the_normaliser_of_each_row(kind):
     energy, x = make(kind, scale=1.0), given_rows(3)
     n = 3000
@@ -489,7 +489,7 @@ def test_without_training_the_model_is_the_base():
     assert_allclose(model.predict(X)[0], model.base_.mean, atol=1e-5)
 
 
-@pytest.mark.parametrize("n", [40, 400])
+@pytest.mark.parametrize("n", leading(1, [40, 400]))
 def test_a_model_that_gains_nothing_is_the_base(n):
     """y does not depend on x; a large rate makes the trained model worse than the base."""
     rng = np.random.default_rng(0)
@@ -547,7 +547,7 @@ def test_early_stopping_ends_with_the_best_weights():
     assert model.n_iter_ <= 8
 
 
-@pytest.mark.parametrize("store", [by_pickle, by_joblib, by_skops])
+@pytest.mark.parametrize("store", [by_pickle, only_full(by_joblib), by_skops])
 def test_stored_models_are_the_same(of_numbers, store):
     X, Y, _ = real_pairs(20, seed=2)
     again = store(of_numbers)

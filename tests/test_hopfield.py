@@ -373,13 +373,12 @@ def test_patterns_are_recalled_below_the_limit(rule, n, d):
 
 
 @full
-@pytest.mark.parametrize("seed", range(3))
-def test_hebb_loses_its_patterns_at_the_limit(seed):
+def test_hebb_loses_its_patterns_at_the_limit():
     """Amit, Gutfreund and Sompolinsky (1985): an overlap of 0.967 at a load of 0.138."""
-    X = spins(276, 2000, seed)
+    X = spins(276, 2000, 0)
     assert HopfieldMemory("hebb").fit(X[:240]).score(X[:240], X[:240]) > 0.97
     with pytest.warns(UserWarning, match="load of 0.2, and the limit .* is 0.138"):
-        over = HopfieldMemory("hebb").fit(spins(400, 2000, seed))
+        over = HopfieldMemory("hebb").fit(spins(400, 2000, 0))
     assert over.score(over.patterns_, over.patterns_) < 0.7
 
 

@@ -206,7 +206,7 @@ def test_gibbs_is_the_default_sampler_of_a_boltzmann_machine():
     assert error < 0.12
 
 
-@each_rule
+@pytest.mark.parametrize("objective", leading(1, RULES))
 def test_couplings_are_recovered_without_chains(objective):
     assert error_of_couplings(objective, 13)[0] < 0.1  # maximum likelihood has 0.06
 

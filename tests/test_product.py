@@ -372,7 +372,7 @@ def test_fitted_experts_are_multiplied_as_they_are():
         for centre in (0, 2)
     )
     experts = [("one", FrozenEstimator(one)), ("two", FrozenEstimator(two))]
-    model = ProductOfDensities(experts, weights=[1, 1], n_draws=20_000, random_state=0)
+    model = ProductOfDensities(experts, weights=[1, 1], n_draws=5000, random_state=0)
     model.fit(table(30) - 5)
     assert model.experts_["one"].estimator is one
     truth = 2 * scipy.stats.norm.logpdf(2, 0, 2**0.5)

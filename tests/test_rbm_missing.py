@@ -196,7 +196,7 @@ def test_the_rows_of_the_user_keep_their_holes():
 
 @pytest.fixture(scope="module")
 def mixed():
-    return rbm(n_iter=200, batch_size=50, learning_rate=0.3).fit(frame())
+    return rbm(n_iter=60, batch_size=50, learning_rate=0.3).fit(frame())
 
 
 def test_means_and_modes_are_those_of_the_conditional(model):

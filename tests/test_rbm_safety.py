@@ -35,7 +35,7 @@ from skebm.training.engine import EnergyNet
 from skebm.training.guard import N_ASSESSMENTS, Assessment, Guard
 from skebm.training.rows import Rows
 from tests.oracle import DOUBLE, make_rbm, make_tree_rbm, seeded
-from tests.tiers import full, only_full
+from tests.tiers import full, leading, only_full
 
 
 @pytest.fixture(scope="module")
@@ -324,7 +324,7 @@ def test_rows_that_guard_are_new_to_the_base(learner, monkeypatch):
     assert_allclose(model.energy_.base.covariance.double(), base.covariance, rtol=1e-4)
 
 
-@pytest.mark.parametrize("learner", [RBMEstimator, SpikeSlabRBM])
+@pytest.mark.parametrize("learner", leading(1, [RBMEstimator, SpikeSlabRBM]))
 def test_where_less_is_gained_the_base_is_of_all_rows(learner, monkeypatch):
     monkeypatch.setattr(RBMBlueprint, "gain_of_all_rows", lambda self, rows: math.inf)
     X = np.random.default_rng(0).normal(size=(400, 3))

@@ -339,7 +339,7 @@ def test_using_a_model_leaves_it_alone(case):
 # ------------------------------------------------------------------------------
 
 
-@tiered(INSTANCES)
+@each_case
 def test_a_stored_model_is_the_same_model(case):
     model = _fitted(case)  # itself, as copies have been stored
     expected = outputs(model, X_NEW)

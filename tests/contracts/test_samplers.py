@@ -282,7 +282,9 @@ def test_exact_draws_stay_exact(exact, beta, n_steps):
 MIXING = [name for name in EXACT if ALL[name].target is not line or ALL[name].ladder]
 
 
-@pytest.mark.parametrize("name", named(FIRST & set(MIXING) - {"PT"}, MIXING))
+@pytest.mark.parametrize(
+    "name", named(FIRST & set(MIXING) - {"PT", "blocks", "DMALA", "HMC"}, MIXING)
+)
 def test_chains_converge_from_any_start(name):
     exact = ALL[name]
     energy = exact.energy()
