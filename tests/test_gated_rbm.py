@@ -650,7 +650,7 @@ def test_constant_columns():
 def test_a_variance_that_collapses_is_floored_with_a_warning():
     """y is x: nothing is left of its variance."""
     A = np.random.default_rng(0).normal(size=(200, 2))
-    with pytest.warns(ConvergenceWarning, match=r"columns \[0\] of y .* least that is allowed"):
+    with pytest.warns(ConvergenceWarning, match=r"columns \[0\]"):
         GatedRBM(2, 4, n_iter=60, learning_rate=0.3, random_state=0).fit(
             A, np.column_stack([np.full(200, 7.0), A[:, 0]])
         )

@@ -492,7 +492,7 @@ def test_a_network_that_gains_less_than_its_error_is_left_out(estimator):
     X = np.random.default_rng(0).normal(size=(300, 6))
     kind = {"noise" if estimator is NCEDensity else "base": "gaussian", "random_state": 0}
     model = estimator(n_iter=100, **kind)
-    with pytest.warns(ConvergenceWarning, match="after epoch 0 of .* no more likely") as caught:
+    with pytest.warns(ConvergenceWarning, match="epoch 0") as caught:
         model.fit(X)
     assert len(caught) == 1
     assert model.n_iter_ < 100

@@ -519,7 +519,7 @@ def test_sigma_has_the_precision_of_the_energy():
 
 @pytest.mark.parametrize("sigma", [0.0, -0.3, math.nan, math.inf, [0.3, 0.0, 0.2]])
 def test_noise_is_positive(sigma):
-    with pytest.raises(ValueError, match="sigma must be positive and finite"):
+    with pytest.raises(ValueError, match="sigma must be"):
         DenoisingScoreMatching(neural(), torch.tensor(sigma, dtype=DOUBLE))
 
 

@@ -916,9 +916,9 @@ def test_values_that_are_not_finite(value):
 
 
 def test_rows_outside_the_bounds_of_a_fit():
-    with pytest.raises(ValueError, match=r"Columns \[1\] have values below the lower bound"):
+    with pytest.raises(ValueError, match=r"Columns \[1\]"):
         density(bounds=(0, None)).fit(inside("lower", d=2) - [0.0, 1.0])
-    with pytest.raises(ValueError, match=r"Columns \[0\] have values above the upper bound"):
+    with pytest.raises(ValueError, match=r"Columns \[0\]"):
         density(bounds=(None, 3)).fit(inside("upper", d=2) + [5.0, 0.0])
     for objective in ("denoising", "multiscale"):
         with pytest.raises(ValueError, match="out of `bounds`.*exact.*sliced"):

@@ -372,7 +372,7 @@ def test_logarithms_are_resampled_above_one():
     model = TractableDensity("kernel", metric="log", random_state=0).fit(skewed())
     x = model.sample(3000, random_state=0, temperature=0.5)
     assert stats.kstest(x[:, 0], curve(model, 0.5)).pvalue > 1e-3
-    with pytest.warns(UserWarning, match='unbounded weights at temperature 2 with metric="log"'):
+    with pytest.warns(UserWarning, match='metric="log"'):
         x = model.sample(500, random_state=0, temperature=2)
     assert stats.kstest(x[:, 0], curve(model, 2, -500, 500)).pvalue > 1e-3
 

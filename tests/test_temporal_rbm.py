@@ -388,7 +388,7 @@ def test_frames_after_one_that_is_too_far_are_refused():
     far[2, 0] = 1e300
     assert model.score_samples(far[:3])[2] == -np.inf
     for method in (model.score_samples, model.transform):
-        with pytest.raises(ValueError, match=r"frame 3 given the past is not a number"):
+        with pytest.raises(ValueError, match="frame 3"):
             method(far)
 
 
