@@ -52,7 +52,6 @@ POLICIES = {
     "data": FromData,
     "noise": FromNoise,
 }
-each_policy = pytest.mark.parametrize("name", POLICIES)
 quick = {"n_iter": 3, "random_state": 0, "base": "gaussian"}
 # Steps by which nothing moves, and no proposals of the base: chains stay where they began.
 rooted = {"sampler": MALA(1e-12), "sigma": None, "standardize": False}

@@ -37,7 +37,7 @@ def digits():
 
 @pytest.fixture(scope="module")
 def rbm(digits):
-    return RBMEstimator(30, base="independent", n_iter=10, random_state=0).fit(digits)
+    return RBMEstimator(30, base="independent", n_iter=50, random_state=0).fit(digits)
 
 
 @pytest.fixture(scope="module")

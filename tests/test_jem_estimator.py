@@ -36,8 +36,8 @@ def moons():
         MLP((32, 32)),
         base="mixture",
         chains=Persistent(n_steps=3),
-        n_iter=40,
-        learning_rate=0.02,
+        n_iter=100,
+        learning_rate=0.01,
         random_state=0,
     )
     return model.fit(rows[:400], labels[:400]), rows[400:], labels[400:]

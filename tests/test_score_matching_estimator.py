@@ -15,7 +15,7 @@ import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import logsumexp
 from sklearn.base import clone
-from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -31,7 +31,6 @@ from skebm.metrics import hyvarinen_score
 from skebm.partition import AIS, AISBracket, ImportanceSampling
 from skebm.samplers import HMC, MALA
 from skebm.training import AdamW, EarlyStopping
-from tests.callbacks import Interrupt
 from tests.storage import by_joblib, by_pickle, by_skops
 from tests.tiers import about, full, leading, only_full
 
@@ -1188,27 +1187,6 @@ def test_the_default_network():
 # ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("objective", "averaging"),
-    [
-        ("denoising", 0.0),
-        ("exact", 0.9),
-        only_full("multiscale", 0.9),
-        only_full("sliced", 0.0),
-    ],
-)
-def test_an_interrupted_fit_leaves_a_usable_model(objective, averaging):
-    params = {"optimizer": AdamW(averaging=averaging), "batch_size": 70, "n_iter": 50}
-    stop = {"net_params": {"callbacks": [Interrupt(8)]}}
-    model = density(objective, base="gaussian", **params, **stop)
-    with pytest.raises(KeyboardInterrupt, match="interrupted in epoch 3.*usable"):
-        model.fit(X)
-    assert model.n_iter_ == 3
-    assert np.isfinite(model.score(X_NEW))
-    assert np.isfinite(model.sample(3, random_state=0, n_steps=1)).all()
-    assert_array_equal(by_pickle(model).predict(X), model.predict(X))
-
-
 @one_objective
 def test_a_stream_learns_what_a_fit_learns(objective):
     model = density(objective, base="gaussian")
@@ -1299,12 +1277,6 @@ def test_a_stored_model_does_not_depend_on_what_is_set_later():
     loaded = pickle.loads(pickle.dumps(model))
     assert_array_equal(loaded.energy(X), expected)
     assert_array_equal(loaded.denoise(X), model.denoise(X))
-
-
-def test_a_clone_is_not_fitted():
-    model = clone(trained())
-    with pytest.raises(NotFittedError):
-        model.predict(X)
 
 
 def test_the_optimizer_can_be_replaced():

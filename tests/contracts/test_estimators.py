@@ -771,7 +771,7 @@ FIRST = [
     "ContrastiveDivergenceDensity-persistent",
     "ContrastiveDivergenceDensity-binary",
     "NCEDensity-gaussian-noise",
-    # NeuralDensity is the body of the four above; tests/test_neural_density.py has its own.
+    # The first tier has NeuralDensity, the body of the last four, in tests/test_neural_density.py.
 ]
 FLOW = "FlowContrastiveDensity-maf"
 FEW = ["RBMEstimator-pcd", "ContrastiveDivergenceDensity-persistent"]
@@ -1366,11 +1366,6 @@ def test_without_a_partition_no_log_z_enters(case):
 # ------------------------------------------------------------------------------
 # Storage
 # ------------------------------------------------------------------------------
-
-
-each_storage = pytest.mark.parametrize(
-    "store", [by_pickle, by_joblib, by_skops, copy.deepcopy], ids=lambda f: f.__name__
-)
 
 
 def ways_to_store(*values):
