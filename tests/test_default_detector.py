@@ -154,7 +154,7 @@ def test_auto_leaves_out_what_a_forest_predicts_to_be_outliers():
 
 
 @pytest.mark.parametrize(
-    "X", [np.tile([[0.0], [1.0]], (40, 1)), np.full((40, 2), 3.0), normal(80) * 1e300]
+    "X", leading(2, [np.full((40, 2), 3.0), normal(80) * 1e300, np.tile([[0.0], [1.0]], (40, 1))])
 )
 def test_auto_keeps_half_of_rows_that_differ_in_little(X):
     with warnings.catch_warnings():

@@ -11,7 +11,7 @@ from skebm.energies.pairwise import same_column
 from skebm.energies.path import PairwisePath
 from skebm.partition import AIS, Bethe, Exact
 from skebm.samplers import Gibbs
-from tests.tiers import leading
+from tests.tiers import leading, named
 
 
 def generator(seed):
@@ -105,7 +105,7 @@ def test_clamped_entries_stay_and_exclude_levels():
     assert free > 0.1
 
 
-@pytest.mark.parametrize("name", DOMAINS)
+@pytest.mark.parametrize("name", named(["mixed"], DOMAINS))
 def test_annealing_keeps_the_conditionals_and_finds_log_z(name):
     energy = machine(DOMAINS[name])
     exact = Exact().estimate(energy).value

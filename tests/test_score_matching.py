@@ -400,7 +400,7 @@ def gradients_at(objective, noise, repeats=60, n=1000):
     return torch.stack([with_value(objective, Batch(x), i)[1:] for i, x in enumerate(draws)])
 
 
-@pytest.mark.parametrize("cls", [ExactScoreMatching, SlicedScoreMatching])
+@pytest.mark.parametrize("cls", leading(1, [ExactScoreMatching, SlicedScoreMatching]))
 def test_the_truth_inside_walls_is_a_fixed_point(walls, cls):
     noise, energy = truth_inside(*walls)
     assert mean_is(gradients_at(cls(energy), noise), 0) < SIEVE

@@ -74,7 +74,7 @@ from skebm.training import SGD, AdamW, EarlyStopping
 from tests.checks import parametrize_with_checks
 from tests.discovery import walk
 from tests.storage import by_joblib, by_pickle, by_skops
-from tests.tiers import full
+from tests.tiers import full, named
 
 
 def binary_rows(n=60, d=6, seed=0, noise=0.15):
@@ -771,7 +771,7 @@ FIRST = [
     "ContrastiveDivergenceDensity-persistent",
     "ContrastiveDivergenceDensity-binary",
     "NCEDensity-gaussian-noise",
-    # The first tier has NeuralDensity, the body of the last four, in tests/test_neural_density.py.
+    # NeuralDensity, the body of the last four, has a file of its own.
 ]
 FLOW = "FlowContrastiveDensity-maf"
 FEW = ["RBMEstimator-pcd", "ContrastiveDivergenceDensity-persistent"]
@@ -1136,7 +1136,7 @@ def test_integer_weights_are_repeated_rows(name, as_rows):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=() if n.startswith(("rbm", "score")) else full) for n in WEIGHTED],
+    named(["rbm-exact", "rbm-pcd", "score-kernel"], WEIGHTED),
 )
 def test_the_scale_of_weights_does_not_matter(name):
     model = WEIGHTED[name]

@@ -222,7 +222,7 @@ CASES_OF_MODES = [
 MODES["all"] = all_but_inference
 IN_FIRST_TIER = [
     *[(RBMEstimator, mode) for mode in ("float64", "meta", "inference", "autocast")],
-    *[(cls, "all") for cls in (NCEDensity, TractableDensity)],
+    (TractableDensity, "all"),
 ]
 
 
