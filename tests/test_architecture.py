@@ -240,7 +240,9 @@ def repeated_function_names(sources):
 def package():
     paths = sorted(ROOT.rglob("*.py"))
     assert paths, f"no modules in {ROOT}"
-    return {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in paths}
+    yield {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in paths}
+    for read in (parsed, import_statements):  # trees of the whole package
+        read.cache_clear()
 
 
 def test_imports_come_from_layers_above(package):
