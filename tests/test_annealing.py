@@ -241,12 +241,12 @@ def test_ais_on_an_ising_grid(coupling):
 @full
 def test_ais_in_many_dimensions_knows_its_error():
     energy, truth, _ = normal(10)
-    runs = [AIS(40, 60).estimate(energy, generator=seeded(s)) for s in range(40)]
+    runs = [AIS(40, 60).estimate(energy, generator=seeded(s)) for s in range(20)]
     z = torch.tensor([(one.value - truth) / one.std_error for one in runs])
     assert abs(z.mean()) < 0.6
     assert 0.5 < z.std() < 1.6
     assert max(one.std_error for one in runs) < 0.8
-    assert sum(one.lower > truth for one in runs) <= 6  # of 40, where 2 are expected
+    assert sum(one.lower > truth for one in runs) <= 4  # of 20, where 1 is expected
 
 
 @full
@@ -258,13 +258,13 @@ def test_reverse_ais_from_exact_draws_knows_its_error():
         estimator.estimate(
             energy, base=base, x=target.draw(40, seeded(90 + s)), generator=seeded(s)
         )
-        for s in range(40)
+        for s in range(20)
     ]
     z = torch.tensor([(one.value - truth) / one.std_error for one in runs])
     assert abs(z.mean()) < 0.6
     assert 0.5 < z.std() < 1.6
     assert {one.bound_kind for one in runs} == {"probabilistic"}
-    assert sum(one.upper < truth for one in runs) <= 6
+    assert sum(one.upper < truth for one in runs) <= 4
 
 
 def test_reverse_ais_does_not_anneal_rows_that_the_base_was_fitted_to():

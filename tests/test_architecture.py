@@ -99,10 +99,15 @@ parsed = functools.cache(ast.parse)
 @functools.cache
 def import_statements(source):
     """Statements that import, and whether they are inside a function."""
-    functions = [node for node in ast.walk(parsed(source)) if isinstance(node, FUNCTIONS)]
-    lazy = {id(node) for function in functions for node in ast.walk(function)}
-    found = [n for n in ast.walk(parsed(source)) if isinstance(n, ast.Import | ast.ImportFrom)]
-    return [(node, id(node) in lazy) for node in found]
+    found, left = [], [(parsed(source), False)]
+    while left:
+        node, lazy = left.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found.append((node, lazy))
+        lazy = lazy or isinstance(node, FUNCTIONS)
+        inner = (n for n in ast.iter_child_nodes(node) if not isinstance(n, ast.expr))
+        left += [(child, lazy) for child in inner]
+    return sorted(found, key=lambda item: item[0].lineno)
 
 
 # ------------------------------------------------------------------------------
@@ -195,7 +200,7 @@ def repeated_class_names(sources):
     """Names of classes that two places define: a traceback or a search should find one."""
     places = {}
     for path, source in sources.items():
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(parsed(source)):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(f"{path}:{node.lineno}")
     return [
@@ -235,7 +240,9 @@ def repeated_function_names(sources):
 def package():
     paths = sorted(ROOT.rglob("*.py"))
     assert paths, f"no modules in {ROOT}"
-    return {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in paths}
+    yield {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in paths}
+    for read in (parsed, import_statements):  # trees of the whole package
+        read.cache_clear()
 
 
 def test_imports_come_from_layers_above(package):

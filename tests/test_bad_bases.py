@@ -325,8 +325,8 @@ def test_a_failed_fit_leaves_the_model_before(params, error):
 @pytest.mark.parametrize(
     ("base", "store"),
     [
-        ("given tree", by_pickle),
         ("given blocks", by_skops),
+        only_full("given tree", by_pickle),
         *(only_full(base, by_skops) for base in BASES if base != "given blocks"),
         *(only_full("given blocks", store) for store in (by_pickle, by_joblib)),
     ],
@@ -388,7 +388,7 @@ def test_parameters_of_the_sampler():
     assert model.sampler_.n_temperatures == 4
     with pytest.raises(ValueError, match="'n_temperatures' for estimator Gibbs"):
         rbm().set_params(sampler__n_temperatures=4)
-    with pytest.raises(ValueError, match="base__smoothing cannot be set.*an object as base="):
+    with pytest.raises(ValueError, match="base__smoothing.*base="):
         rbm().set_params(base__smoothing=4)
 
 
@@ -399,20 +399,20 @@ def test_parameters_of_the_sampler():
 
 @pytest.mark.parametrize("n", [0, 1, 2.5, "8", None, True])
 def test_unusable_temperatures(n):
-    with pytest.raises(ValueError, match="n_temperatures must be an integer of at least 2"):
+    with pytest.raises(ValueError, match="n_temperatures must be"):
         rbm(sampler=ParallelTempering(n)).fit(X)
 
 
 @pytest.mark.parametrize("kernel", ["gibbs", Gibbs, ParallelTempering(3), Exact()])
 def test_unusable_replicas(kernel):
-    with pytest.raises(ValueError, match="such as Gibbs.*Use sampler=None"):
+    with pytest.raises(ValueError, match="sampler=None"):
         rbm(sampler=ParallelTempering(3, kernel)).fit(X)
 
 
 def test_replicas_need_chains_that_persist_and_exchange():
-    with pytest.raises(ValueError, match='learning="cd" restarts.*Use learning="pcd"'):
+    with pytest.raises(ValueError, match='learning="cd".*learning="pcd"'):
         rbm(chains="cd", sampler=ParallelTempering()).fit(X)
-    with pytest.raises(ValueError, match="reweight=True requires.*Use sampler=None"):
+    with pytest.raises(ValueError, match="reweight=True.*sampler=None"):
         rbm(chains="reweighted", sampler=ParallelTempering()).fit(X)
     assert_sound(rbm(chains="exact", sampler=ParallelTempering(3)).fit(X), X)
 
@@ -428,7 +428,7 @@ def test_gibbs_steps_of_a_tempered_model_are_gibbs_steps():
 
 
 def test_preconditioning_needs_a_contrastive_rule():
-    with pytest.raises(ValueError, match='here learning is "exact".*Use learning="pcd"'):
+    with pytest.raises(ValueError, match='"exact".*learning="pcd"'):
         RBMEstimator(3).set_params(centering__precondition=0.5).fit(X)
 
 

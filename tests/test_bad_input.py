@@ -342,14 +342,14 @@ def test_unusable_settings_of_objects(owner, config, names):
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"chains": ReplayBuffer()}, r"ReplayBuffer.*takes Persistent \(PCD\) or FromData \(CD\)"),
-        ({"chains": Persistent(), "learning": "exact"}, "exact.* has no chains.*or chains=None"),
-        ({"chains": FromData(), "learning": "pcd"}, "takes Persistent chains.*or chains=Persist"),
+        ({"chains": ReplayBuffer()}, "ReplayBuffer.*FromData"),
+        ({"chains": Persistent(), "learning": "exact"}, "chains=None"),
+        ({"chains": FromData(), "learning": "pcd"}, "chains=Persist"),
         ({"optimizer": AdamW()}, "'optimizer' parameter of RBMEstimator.*SGD"),
         ({"chains": "persistent"}, "'chains' parameter of RBMEstimator.*ChainPolicy"),
         ({"centering": True}, "'centering' parameter of RBMEstimator.*Centering"),
         ({"penalty": 0.1}, "'penalty' parameter of RBMEstimator.*Penalty"),
-        ({"early_stopping": 0.1}, "'early_stopping' parameter of RBMEstimator.*EarlyStopping"),
+        ({"early_stopping": 0.1}, "'early_stopping'.*RBMEstimator.*EarlyStopping"),
     ],
     ids=str,
 )
@@ -426,7 +426,7 @@ def test_any_shape(learning, shape):
 
 @pytest.mark.parametrize("n_samples", [0, -1])
 def test_too_few_samples(model, n_samples):
-    with pytest.raises(ValueError, match="n_samples must be an integer of at least 1"):
+    with pytest.raises(ValueError, match="n_samples must be"):
         model.sample(n_samples)
 
 
@@ -446,7 +446,7 @@ def test_impossible_noise_levels(model, noise_level):
 @pytest.mark.parametrize("n_steps", [0, -3])
 def test_chains_of_no_steps(model, method, n_steps):
     holes = np.where(X == 1, np.nan, X) if method == "impute" else X
-    with pytest.raises(ValueError, match="n_steps must be an integer of at least 1"):
+    with pytest.raises(ValueError, match="n_steps must be"):
         getattr(model, method)(holes, n_steps=n_steps)
 
 

@@ -267,7 +267,7 @@ def test_a_base_that_excludes_a_row_is_refused_with_the_row():
     rows = X.copy()
     rows[:, 2] = 0
     rows[17, 2] = 1
-    with pytest.raises(ValueError, match="probability zero to 1 rows of X, first to row 17"):
+    with pytest.raises(ValueError, match="row 17"):
         rbm(base=IndependentBernoulli(logits)).fit(rows)
     with pytest.raises(ValueError, match=r"infinite log-odds in columns \[2\]"):
         rbm(base=IndependentBernoulli(logits)).fit(np.delete(rows, 17, axis=0))
@@ -293,8 +293,8 @@ def test_a_fit_goes_on_with_the_base_it_started_from():
 @pytest.mark.parametrize(
     ("learning", "message"),
     [
-        ("cd", 'learning="cd" takes FromData chains.*Use learning="auto"'),
-        ("exact", 'learning="exact" has no chains.*Use learning="pcd"'),
+        ("cd", 'learning="cd".*FromData.*learning="auto"'),
+        ("exact", 'learning="exact".*learning="pcd"'),
     ],
 )
 def test_reweighting_needs_persistent_chains(learning, message):

@@ -204,7 +204,7 @@ def test_penalties_are_of_couplings_in_their_coding():
 
 def test_other_values_than_spins_are_refused():
     X = 2 * rows(machine(), 50) - 1
-    with pytest.raises(ValueError, match="columns 1 have values other than -1 and 1"):
+    with pytest.raises(ValueError, match="columns 1"):
         double(coding="spin").fit(np.where(np.arange(5) == 1, 0.5, X))
     model = double().fit(X)
     with pytest.raises(ValueError, match="other than -1 and 1"):
@@ -279,7 +279,7 @@ def test_numbers_beside_categories_are_refused_by_name():
 
 def test_only_edges_are_coupled():
     edges = grid_edges(2, 3).numpy()
-    model = double(edges=edges).fit(rows(machine(6), 500))
+    model = double(edges=edges, l2=0.01).fit(rows(machine(6), 500))
     assert_array_equal(model.graph_, edges)
     assert_array_equal(model.couplings_ != 0, edges)
 
@@ -357,8 +357,8 @@ def test_l1_with_chains_is_refused():
 
 
 def test_arguments_without_effect_warn():
-    with pytest.warns(UserWarning, match='chains, because learning="exact" has no chains'):
-        double("exact", chains=Persistent()).fit(rows(machine(), 50))
+    with pytest.warns(UserWarning, match='chains, because.*learning="exact"'):
+        double("exact", l2=0.01, chains=Persistent()).fit(rows(machine(), 50))
 
 
 # ------------------------------------------------------------------------------
@@ -426,7 +426,7 @@ def test_pcd_errors_come_from_draws():
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
 def test_samples_at_a_temperature_have_the_power_of_the_density(temperature):
-    model = double("exact").fit(rows(machine(4), 500))
+    model = double("exact", l2=0.01).fit(rows(machine(4), 500))
     log_p = model.score_samples(states(4)) / temperature
     p = np.exp(log_p - np.logaddexp.reduce(log_p))
     drawn = model.sample(40_000, random_state=0, temperature=temperature)
@@ -438,7 +438,7 @@ def test_samples_at_a_temperature_have_the_power_of_the_density(temperature):
 
 
 def test_chains_sample_where_states_are_too_many(monkeypatch):
-    model = double("exact").fit(rows(machine(4), 500))
+    model = double("exact", l2=0.01).fit(rows(machine(4), 500))
     exact = model.sample(4000, random_state=0).mean(0)
     monkeypatch.setattr("skebm.estimators.boltzmann.estimator.CHEAP_COST", 1)
     for temperature in (1.0, 1.001):  # from training rows, and from uniform ones
@@ -447,7 +447,7 @@ def test_chains_sample_where_states_are_too_many(monkeypatch):
 
 
 def test_imputed_bits_have_their_conditional_probability():
-    model = double("exact").fit(rows(machine(), 500))
+    model = double("exact", l2=0.01).fit(rows(machine(), 500))
     row = np.array([[1.0, 0.0, np.nan, 1.0, 1.0]])
     p = model.conditional_proba(np.nan_to_num(row))[0, 2]
     filled = model.impute(np.tile(row, (4000, 1)), random_state=0, n_steps=2)
@@ -473,7 +473,7 @@ def test_streaming_and_warm_starts_go_on():
     assert double("pseudo_likelihood").fit(X).score(X) - model.score(X) < 0.02
     warm = double("exact", warm_start=True, l2=0.01).fit(X)
     assert warm.fit(X).n_iter_ <= 2 * 60
-    with pytest.raises(ValueError, match="edges was None at the first fit"):
+    with pytest.raises(ValueError, match="edges"):
         warm.set_params(edges=np.eye(5, k=1) + np.eye(5, k=-1)).fit(X)
 
 
@@ -482,7 +482,7 @@ def test_streaming_and_warm_starts_go_on():
 # ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("learning", ["exact", "pseudo_likelihood", only_full("pcd")])
+@pytest.mark.parametrize("learning", leading(1, ["pseudo_likelihood", "exact", "pcd"]))
 def test_a_column_with_one_state_is_named_and_finite(learning):
     X = rows(machine(), 200)
     X[:, 3] = 1.0

@@ -187,7 +187,7 @@ def test_default_steps_go_by_the_energy(policy):
 
 def test_proposals_that_cannot_be_made_are_refused():
     policy = Persistent(n_independence_steps=1)
-    with pytest.raises(ValueError, match="the energy has no base: pass n_independence_steps=0"):
+    with pytest.raises(ValueError, match="n_independence_steps=0"):
         policy.steps(plain(), Langevin(0.1))
     with pytest.raises(ValueError, match="exchanges them: pass n_independence_steps=0"):
         policy.steps(with_base(), ParallelTempering(3, MALA(0.1)))
@@ -214,5 +214,5 @@ def test_bad_policies():
     with pytest.raises(ValueError, match="Gaussian noise leaves"):
         FromData(noise_scale=0.1).start(make_rbm(2, 2), data(), generator)
     half = energy_on(Real((2,), 0.0, None))
-    with pytest.raises(ValueError, match="There is no uniform distribution over.*pass initial="):
+    with pytest.raises(ValueError, match="initial="):
         FromNoise().draw(half, None, data(), generator)

@@ -52,7 +52,6 @@ POLICIES = {
     "data": FromData,
     "noise": FromNoise,
 }
-each_policy = pytest.mark.parametrize("name", POLICIES)
 quick = {"n_iter": 3, "random_state": 0, "base": "gaussian"}
 # Steps by which nothing moves, and no proposals of the base: chains stay where they began.
 rooted = {"sampler": MALA(1e-12), "sigma": None, "standardize": False}
@@ -132,8 +131,8 @@ def score_of_the_base(target):
 @pytest.mark.parametrize(
     ("target", "name"),
     [
-        ("moons", "persistent"),
         ("ring", "replay"),
+        only_full("moons", "persistent"),
         only_full("moons", "data"),
         only_full("ring", "noise"),
         only_full("moons", "replay"),
@@ -592,7 +591,7 @@ def once(mode):
     return copy.deepcopy(_once(mode))
 
 
-@pytest.mark.parametrize("mode", named({"persistent", "replay", "noise", "momentum"}, MODES))
+@pytest.mark.parametrize("mode", named({"replay", "momentum"}, MODES))
 def test_training_that_is_stored_goes_on_bit_for_bit(mode):
     model = once(mode)
     loaded = by_pickle(model)
@@ -630,7 +629,7 @@ def _by_policy(name):
 
 
 SWITCHES = [(first, later) for first in POLICIES for later in POLICIES]
-EACH_ONCE = list(zip(POLICIES, [*list(POLICIES)[1:], "persistent"], strict=True))
+EACH_ONCE = [("persistent", "replay"), ("replay", "data")]
 
 
 @pytest.mark.parametrize(
@@ -691,7 +690,7 @@ def test_going_on_with_other_columns():
 # ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", named({"persistent", "replay", "reweight"}, MODES))
+@pytest.mark.parametrize("mode", named({"replay"}, MODES))
 def test_an_interrupted_fit_keeps_its_chains(mode):
     callbacks = {"callbacks": [("stop", Interrupt(7))]}
     model = density(**MODES[mode], batch_size=20, n_iter=50, net_params=callbacks)
@@ -732,7 +731,7 @@ STEPS = {
     "mala 100x": {"sampler": MALA(10.0)},
     "reweight 10x": {"sampler": MALA(1.0), "chains": policy("persistent", reweight=True)},
 }
-FIRST = {"mala": 2.0, "langevin 100x": 2.0, "mala 10x": 0.2, "reweight 10x": 0.2}
+FIRST = {"mala": 2.0, "langevin 100x": 2.0}
 TOO_LARGE = {"network": MLP((32, 32)), "partition": ImportanceSampling(5000), "sigma": 0.3}
 
 
@@ -775,7 +774,7 @@ def test_a_learning_rate_that_nothing_can_save():
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("seed", leading(1, [0, 1, 2]))
-@pytest.mark.parametrize("mode", named({"persistent", "replay", "reweight"}, MODES))
+@pytest.mark.parametrize("mode", named({"replay"}, MODES))
 def test_good_training_is_not_rolled_back(mode, seed):
     rows = real_rows(300, 3)
     given = {"base": "gaussian"} | MODES[mode]  # a stack leaves a network nothing to learn
@@ -789,9 +788,8 @@ def test_good_training_is_not_rolled_back(mode, seed):
 @pytest.mark.parametrize(
     ("base", "n_steps"),
     [
-        ("auto", 1),
         ("kernel", 5),
-        *(only_full("auto", n) for n in (2, 5, 10)),
+        *(only_full("auto", n) for n in (1, 2, 5, 10)),
         *(only_full("gaussian", n) for n in (1, 2, 5, 10)),
         *(only_full("kernel", n) for n in (1, 2, 10)),
     ],
@@ -821,7 +819,7 @@ def test_the_history_says_whether_it_works(mode):
         assert row["train_loss"] == row["energy_gap"]
 
 
-@pytest.mark.parametrize("deconvolve", [False, True])
+@pytest.mark.parametrize("deconvolve", leading(1, [True, False]))
 def test_the_gain_is_that_over_the_base(deconvolve):
     """Up to its error: the estimate comes from a thousand draws, and the chains of noisy rows."""
     rows = moons(500, 0)
@@ -979,7 +977,7 @@ WEIGHTED = Persistent(reweight=True)
         ),
         ({"chains": WEIGHTED, "sampler": Langevin(0.01)}, "reweight.*MALA, got Langevin"),
         ({"chains": WEIGHTED, "base": None}, "reweight.*base|base.*reweight"),
-        ({"objective": Likelihood(kl_weight=0.1), "sampler": HMC()}, "MALA on real rows, not HMC"),
+        ({"objective": Likelihood(kl_weight=0.1), "sampler": HMC()}, "MALA.*HMC"),
         ({"objective": Likelihood(entropy_weight=0.1), "sampler": HMC()}, "Langevin or MALA"),
         ({"sigma": 0.3, "bounds": (-50, 50)}, "sigma=0.3.*out of `bounds`.*None"),
         ({"sigma": "bandwidth", "bounds": (-50, 50)}, "sigma=.*out of `bounds`"),
@@ -1055,10 +1053,10 @@ def test_settings_that_do_not_go_together(params, match):
     [
         ("n_step", "Invalid parameter 'n_step'"),
         ("n_steps", "Invalid parameter 'n_steps'"),
-        ("sampler__n_steps", "Invalid parameter 'n_steps' for estimator MALA"),
-        ("chains__reweigh", "Invalid parameter 'reweigh' for estimator Persistent"),
-        ("objective__n_negatives", "Invalid parameter 'n_negatives' for estimator Likelihood"),
-        ("sigma__level", "sigma__level cannot be set.*an object as sigma="),
+        ("sampler__n_steps", "'n_steps'.*MALA"),
+        ("chains__reweigh", "'reweigh'"),
+        ("objective__n_negatives", "'n_negatives'"),
+        ("sigma__level", "sigma__level.*sigma="),
         ("net__optimiser", "net_params has no 'optimiser'"),
     ],
 )
@@ -1068,7 +1066,7 @@ def test_names_that_nothing_takes_are_refused(name, match):
     with pytest.raises(ValueError, match=match):
         model.set_params(**{"n_iter": 7, "network__activation": "tanh", name: 3})
     assert model.get_params(deep=False) == before
-    with pytest.raises(ValueError, match="Invalid parameter 'reweight' for estimator FromData"):
+    with pytest.raises(ValueError, match="'reweight'.*FromData"):
         density(chains="data").set_params(chains__reweight=True)
 
 

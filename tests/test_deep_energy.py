@@ -193,8 +193,8 @@ def test_importance_weights_are_unbiased():
         torch.testing.assert_close((log_w + log_q).logsumexp(0), exact)
         mean_of_logs = (log_q.exp() * log_w).sum(0)
         assert (mean_of_logs >= variational_bound(given, logit) - 1e-9).all()
-        estimate = importance_bound(given, logit, 20_000)
-        torch.testing.assert_close(estimate, exact, atol=0.03, rtol=0)
+        estimate = importance_bound(given, logit, 5000)
+        torch.testing.assert_close(estimate, exact, atol=0.05, rtol=0)
 
 
 def test_mean_field_steps_raise_the_bound():

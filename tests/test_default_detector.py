@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.mixture import GaussianMixture
 
 from skebm import EnergyOutlierDetector, ProductOfDensities
-from tests.tiers import full
+from tests.tiers import full, leading
 
 
 def normal(n=120, d=4, seed=0):
@@ -132,7 +132,7 @@ class Centre(BaseEstimator):
         return -np.square(X - self.mean_).sum(1) + 1e3 * self.mean_[0]
 
 
-@pytest.mark.parametrize("trim", [0.1, 0.15])
+@pytest.mark.parametrize("trim", leading(1, [0.15, 0.1]))
 def test_the_given_share_of_rows_is_left_out(trim):
     X, odd = contaminated()
     detector = EnergyOutlierDetector(Centre(), trim=trim, random_state=0).fit(X)
@@ -154,7 +154,7 @@ def test_auto_leaves_out_what_a_forest_predicts_to_be_outliers():
 
 
 @pytest.mark.parametrize(
-    "X", [np.tile([[0.0], [1.0]], (40, 1)), np.full((40, 2), 3.0), normal(80) * 1e300]
+    "X", leading(2, [np.full((40, 2), 3.0), normal(80) * 1e300, np.tile([[0.0], [1.0]], (40, 1))])
 )
 def test_auto_keeps_half_of_rows_that_differ_in_little(X):
     with warnings.catch_warnings():
@@ -179,7 +179,7 @@ def test_trimming_helps_the_default_on_rows_with_anomalies():
     assert values[1] > values[0] + 0.003
 
 
-@pytest.mark.parametrize("method", ["conformal", "cross-conformal"])
+@pytest.mark.parametrize("method", leading(1, ["conformal", "cross-conformal"]))
 def test_calibration_rows_are_not_trimmed(method):
     X, _ = contaminated()
     detector = EnergyOutlierDetector(Centre(), method=method, trim=0.1, random_state=0).fit(X)
@@ -219,6 +219,6 @@ def test_bad_trims():
     with pytest.raises(ValueError, match=r"trim=0\.1 takes at least 20 rows"):
         EnergyOutlierDetector(trim=0.1).fit(X[:15])
     mixture = GaussianMixture(random_state=0).fit(X)
-    with pytest.warns(UserWarning, match="trim, because a fitted estimator is not fitted again"):
+    with pytest.warns(UserWarning, match="trim, because"):
         detector = EnergyOutlierDetector(FrozenEstimator(mixture), trim=0.1).fit(X)
     assert detector.n_trimmed_ == 0

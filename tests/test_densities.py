@@ -143,15 +143,15 @@ def test_pessimistic_likelihoods():
     kernel = KernelDensity().fit(X)
     assert pessimistic_log_likelihood(kernel, X) == pytest.approx(kernel.score_samples(X).mean())
     without = RBMEstimator(3, n_iter=5, partition=None).fit(BITS)
-    with pytest.raises(ValueError, match="partition=None, so it has no log-likelihood"):
+    with pytest.raises(ValueError, match="partition=None"):
         pessimistic_log_likelihood(without, BITS)
 
 
 def test_what_is_no_density():
     forest = IsolationForest(n_estimators=5).fit(X)
-    with pytest.raises(TypeError, match="score_samples of IsolationForest is no log-likelihood"):
+    with pytest.raises(TypeError, match="score_samples.*IsolationForest"):
         pessimistic_log_likelihood(forest, X)
-    with pytest.raises(TypeError, match="score_samples of IsolationForest is no log-likelihood"):
+    with pytest.raises(TypeError, match="score_samples.*IsolationForest"):
         EnergyOutlierDetector(forest, prefit=True).fit(X).score(X)
     model = LogisticRegression().fit(X, X[:, 0] > 0)
     with pytest.raises(TypeError, match="LogisticRegression has no score_samples"):

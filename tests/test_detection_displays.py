@@ -240,9 +240,9 @@ def test_invalid_arguments_of_histograms(mixture):
         make(mixture, np.full((3, 2), np.nan))
     with pytest.raises(ValueError, match="Scores gives nan for 1 of the 2 rows of X_in"):
         make(Scores(), [[np.nan], [1.0]])
-    with pytest.raises(ValueError, match="energy_in has 1 rows that are nan"):
+    with pytest.raises(ValueError, match="energy_in"):
         EnergyHistogramDisplay(energy_in=np.array([0, np.nan]))
-    with pytest.raises(ValueError, match="energy_out must be of shape"):
+    with pytest.raises(ValueError, match="energy_out must be"):
         EnergyHistogramDisplay(energy_in=np.zeros(3), energy_out=np.zeros((3, 1)))
     with pytest.raises(ValueError, match="two different names"):
         make(mixture, X, names=("a", "a"))
@@ -499,11 +499,11 @@ def test_labels_determine_the_anomalies(mixture, rows, y, pos_label):
     ("y", "pos_label", "message"),
     [
         (IS_ANOMALY, None, "do not determine which rows are anomalies"),
-        (IS_ANOMALY.astype(int), None, r"labels 0, 1 do not determine .* pos_label=1"),
+        (IS_ANOMALY.astype(int), None, "pos_label=1"),
         (np.where(IS_ANOMALY, "bad", "good"), None, "do not determine which rows"),
         (np.ones(100), None, r"must have normal rows and anomalies; its labels are 1.0\."),
         (np.arange(100), None, "its labels are 0, 1, 2, 3, 4, ..."),
-        (np.where(IS_ANOMALY, -1, 1), 0, "pos_label=0 is not one of the labels -1, 1"),
+        (np.where(IS_ANOMALY, -1, 1), 0, "pos_label=0"),
         (np.where(IS_ANOMALY, np.nan, 1), None, "y contains NaN"),
         (np.ones((100, 2)), None, "y must be of shape"),
         (np.where(IS_ANOMALY, -1, 1)[1:], None, "inconsistent numbers of samples"),
@@ -676,7 +676,7 @@ def test_invalid_arguments_of_explanations(detector):
         make(detector, X[:1], method="lime")
     with pytest.raises(ValueError, match="n_features must be an integer"):
         make(detector, X[:1], n_features=0)
-    with pytest.raises(ValueError, match="1 row_names do not fit 2 rows"):
+    with pytest.raises(ValueError, match="row_names"):
         ExplanationDisplay(explanation(), row_names=["a"])
-    with pytest.raises(TypeError, match="what EnergyOutlierDetector.explain returns, got ndarray"):
+    with pytest.raises(TypeError, match="EnergyOutlierDetector"):
         ExplanationDisplay(np.zeros((1, 2)))

@@ -56,7 +56,7 @@ CASES = {
             scale=torch.ones(2, 0, dtype=DOUBLE),
         )
     ],
-    # Those on one-hot, real and mixed rows have tests of their own: tests/test_distributions_*.py,
+    # Those on one-hot, real and mixed rows have tests of their own: in tests/distributions/,
     # and tests/test_mixed_rbm.py for their tilts.
     Columns: [],
     WiderColumns: [],

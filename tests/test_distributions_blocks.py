@@ -13,6 +13,7 @@ import torch
 from skebm.base import Clamp
 from skebm.distributions import BlockTree, ChowLiuTree
 from tests.oracle import DOUBLE, P_FLOOR, bits, chi_square, count_states, mean_is, seeded
+from tests.tiers import leading, only_full
 
 # Blocks of unequal sizes, a hub, a chain, a single block, a single column.
 SHAPES = {
@@ -121,8 +122,8 @@ def test_log_prob_inside_is_the_mean_over_independent_columns(name):
     torch.testing.assert_close(tree(name).log_prob(p), weight @ spelled_out(name, x))
 
 
-@pytest.mark.parametrize("power", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("scale", [0.0, 2.0, 50.0])
+@pytest.mark.parametrize("power", [0.0, 0.3, only_full(1.0)])
+@pytest.mark.parametrize("scale", leading(2, [2.0, 50.0, 0.0]))
 @pytest.mark.parametrize("name", SHAPES)
 def test_tilts_equal_enumeration(name, scale, power):
     field = fields(name).sign() * scale if scale == 50 else fields(name, scale=scale)
@@ -243,7 +244,7 @@ def test_the_last_column_of_a_one_hot_code_does_not_change_the_density():
         assert float(q.log_prob(x).mean()) == pytest.approx(likelihood, abs=0.05)
 
 
-@pytest.mark.parametrize("block_size", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("block_size", leading(2, [2, 5, 1, 3, 4]))
 def test_blocks_are_a_partition_of_the_columns(block_size):
     q = BlockTree.fit(some_rows(), block_size=block_size)
     assert sorted(itertools.chain(*members(q))) == list(range(8))
@@ -297,7 +298,7 @@ def test_a_single_column_can_be_fitted():
 
 @pytest.mark.parametrize("block_size", [0, 6])
 def test_blocks_beyond_bounds_are_refused(block_size):
-    with pytest.raises(ValueError, match="block_size must be from 1 to 5"):
+    with pytest.raises(ValueError, match="block_size must be"):
         BlockTree.fit(some_rows(), block_size=block_size)
 
 

@@ -25,7 +25,7 @@ from tests.oracle import DOUBLE, P_FLOOR, finite_difference, mean_is, seeded
 from tests.storage import by_skops
 from tests.test_distributions import NoTensors
 from tests.test_distributions_mixture import assert_contract, grid
-from tests.tiers import full, leading
+from tests.tiers import full, leading, named, only_full
 
 zuko = pytest.importorskip("zuko")
 
@@ -108,7 +108,7 @@ def test_they_keep_the_contract(kind):
     assert_contract(NAMED[kind])
 
 
-@pytest.mark.parametrize("name", ["line", "maf", "nsf"])
+@pytest.mark.parametrize("name", ["line", "maf", only_full("nsf")])
 def test_it_integrates_to_one(name):
     noise = INSTANCES[name]
     d = noise.domain.n_columns
@@ -293,12 +293,12 @@ def test_blur_is_the_noise_of_rows():
 
 def test_a_constant_column_has_the_scale_one():
     x = torch.cat([torch.full((100, 1), 7.0), torch.randn(100, 1, generator=seeded())], 1)
-    noise = NormalizingFlow.fit(x, flow="coupling", hidden_sizes=(8,), n_steps=50)
+    noise = NormalizingFlow.fit(x, flow="maf", hidden_sizes=(8,), n_steps=50)
     assert noise.scale[0] == 1
     assert float(noise.sample(2000, seeded())[:, 0].std()) == pytest.approx(1, rel=0.2)
 
 
-@pytest.mark.parametrize("kind", NAMED)
+@pytest.mark.parametrize("kind", named(["maf"], NAMED))
 @pytest.mark.parametrize("dtype", leading(1, [torch.float32, DOUBLE]))
 def test_two_rows_of_one_column(kind, dtype):
     x = torch.tensor([[0.0], [1.0]], dtype=dtype)
@@ -396,7 +396,7 @@ def test_what_is_no_flow(flow, error, message):
     ("units", "message"),
     [
         ({"scale": 0.0}, "scale must be positive"),
-        ({"scale": torch.ones(3)}, "scale must be a number or a tensor of shape"),
+        ({"scale": torch.ones(3)}, "scale must be"),
         ({"centre": math.nan}, "centre must be finite"),
         ({"centre": torch.ones(3)}, "one for each of 2 columns"),
     ],
@@ -410,13 +410,13 @@ def test_unusable_units(units, message):
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"flow": "realnvp"}, "'maf', 'nsf', 'coupling', or an nn.Module, got 'realnvp'"),
-        ({"sigma": -1.0}, "sigma must be a non-negative number"),
+        ({"flow": "realnvp"}, "'maf'.*nn.Module.*'realnvp'"),
+        ({"sigma": -1.0}, "sigma must be"),
         ({"sigma": torch.ones(3)}, "one for each of 2 columns"),
-        ({"transforms": 0}, "transforms must be an integer of at least 1"),
-        ({"hidden_sizes": (4, 0)}, "each of hidden_sizes must be an integer of at least 1"),
+        ({"transforms": 0}, "transforms must be"),
+        ({"hidden_sizes": (4, 0)}, "hidden_sizes"),
         ({"n_steps": 0}, "n_steps must be an integer"),
-        ({"batch_size": 2.5}, "batch_size must be an integer"),
+        ({"batch_size": 2.5}, "batch_size must be"),
         ({"learning_rate": -1.0}, "learning_rate must be a number"),
         ({"validation_fraction": 1.0}, "validation_fraction must be a number"),
         ({"weight": torch.zeros(60)}, "above zero"),
@@ -510,7 +510,7 @@ def test_the_noise_of_training_is_in_the_flow():
     np.testing.assert_allclose(plain.base_.scale, 1, rtol=1e-5)
 
 
-@pytest.mark.parametrize("sigma", ["auto", None])
+@pytest.mark.parametrize("sigma", leading(1, ["auto", None]))
 def test_a_fitted_flow_in_units_of_the_table(flow_of_rows, sigma):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -529,7 +529,7 @@ def test_a_flow_as_the_base_of_score_matching(flow_of_rows):
 def test_bounds_and_bits_take_no_flow():
     with pytest.raises(ValueError, match="'coupling' has mass outside `bounds`"):
         density(noise="coupling", bounds=(0, 2000)).fit(np.abs(ROWS))
-    with pytest.raises(ValueError, match="'maf' is a distribution of real columns"):
+    with pytest.raises(ValueError, match="'maf'"):
         density(noise="maf").fit(np.eye(4)[np.arange(40) % 4])
     with pytest.raises(ValueError, match="noise"):
         density(noise="realnvp").fit(ROWS)

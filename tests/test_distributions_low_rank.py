@@ -235,6 +235,7 @@ def test_the_cost_of_a_stack_does_not_grow_with_the_square_of_the_columns():
         assert len(found) > 2
 
 
+@full
 def test_thousands_of_columns_have_factors(generator):
     """Where a row of them takes more multiplications than one of a hundred columns may."""
     d = 3400

@@ -228,9 +228,10 @@ def test_parts_that_add_nothing_are_left_out():
 
 
 def test_a_fit_is_above_single_models_on_unseen_rows():
-    x, unseen = table(600), table(2000, seed=1)
-    fitted = Stack.fit(x).log_prob(unseen)
-    assert len(Stack.fit(x).parts) > 1
+    x, unseen = table(600), table(1000, seed=1)
+    stack = Stack.fit(x)
+    assert len(stack.parts) > 1
+    fitted = stack.log_prob(unseen)
     for other in (
         *(GaussianMixture.fit(x, n_components=k) for k in (1, 4, 16)),
         KernelDensity.fit(x),

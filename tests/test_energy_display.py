@@ -18,9 +18,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from skebm import EnergyOutlierDetector, RBMEstimator, ScoreMatchingDensity
+from skebm.energies import MLP
 from skebm.inspection import EnergyDisplay, TrainingDisplay
 from skebm.inspection.energy import _quantiles
-from tests.tiers import full
+from tests.tiers import full, leading
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
@@ -44,7 +45,8 @@ def ax():
 
 
 def fast(**kwargs):
-    return ScoreMatchingDensity(n_iter=20, random_state=0, sigma=0.2, **kwargs)
+    kwargs = {"base": "gaussian", "network": MLP((32,))} | kwargs
+    return ScoreMatchingDensity(n_iter=10, random_state=0, sigma=0.2, **kwargs)
 
 
 def quickly_sampled(model):
@@ -422,7 +424,7 @@ def test_levels_are_increasing_and_as_many_as_asked(density, moons):
             display.plot(levels=wrong)
 
 
-@pytest.mark.parametrize("response", ["energy", "log_density"])
+@pytest.mark.parametrize("response", leading(1, ["log_density", "energy"]))
 def test_a_flat_and_a_bounded_density_are_drawn(response):
     x = np.arange(3.0)
     flat = np.full((3, 3), 7.0)
@@ -443,7 +445,7 @@ def test_one_column_is_refused(moons):
 
 
 def test_more_columns_need_a_choice(wide, table):
-    with pytest.raises(ValueError, match=r"5 columns: pass two of them as columns=\(i, j\)"):
+    with pytest.raises(ValueError, match="columns="):
         EnergyDisplay.from_estimator(wide, table)
     with pytest.raises(ValueError, match="Pass X"):
         EnergyDisplay.from_estimator(wide, columns=(0, 1), limits=((0, 1), (0, 1)))
@@ -453,7 +455,7 @@ def test_more_columns_need_a_choice(wide, table):
     "columns", [(0, 0), (0, 5), (-1, 0), ("a", "z"), ("a",), (0, 1, 2), (0, "a")]
 )
 def test_wrong_columns(wide, table, columns):
-    with pytest.raises(ValueError, match="columns must be two of 'a', 'b', 'c', 'd', 'e'"):
+    with pytest.raises(ValueError, match="columns must be"):
         EnergyDisplay.from_estimator(wide, table, columns=columns)
 
 
@@ -466,7 +468,7 @@ def test_images_are_refused(density):
     "limits", [((0, 1),), ((0, np.inf), (0, 1)), ((np.nan, 1), (0, 1)), ((1, 1), (0, 1)), (0, 1)]
 )
 def test_wrong_limits(density, moons, limits):
-    with pytest.raises(ValueError, match="limits must be two pairs of finite low < high"):
+    with pytest.raises(ValueError, match="limits must be"):
         EnergyDisplay.from_estimator(density, moons, limits=limits)
 
 
@@ -488,7 +490,7 @@ def test_other_misuse(density, wide, moons, table):
         make(density, moons[:0])
     with pytest.raises(ValueError, match="response must be one of"):
         make(density, moons, response="score")
-    with pytest.raises(ValueError, match="given must be a row of 5 columns, got 2"):
+    with pytest.raises(ValueError, match="given must be"):
         make(wide, table, columns=(0, 1), given=[1, 2])
     with pytest.raises(ValueError, match="grid_resolution"):
         make(density, moons, grid_resolution=1)
@@ -614,5 +616,5 @@ def test_training_that_cannot_be_drawn(density, moons):
     with pytest.raises(ValueError, match="no epochs"):
         TrainingDisplay(history={})
     for names in (["loss"], "lr", []):
-        with pytest.raises(ValueError, match=r"names must be some of 'train_loss', .*'valid_loss'"):
+        with pytest.raises(ValueError, match="names must be"):
             TrainingDisplay.from_estimator(density, names=names)

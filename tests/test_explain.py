@@ -256,7 +256,7 @@ def test_rows_of_density_zero_whatever_the_column():
 def test_what_explain_refuses():
     X = gaussian()
     detector = EnergyOutlierDetector(GaussianMixture()).fit(X)
-    with pytest.raises(ValueError, match="method='shap' must be 'imputation' or 'score'"):
+    with pytest.raises(ValueError, match="method='shap'.*'imputation'.*'score'"):
         detector.explain(X[:1], method="shap")
     with pytest.raises(ValueError, match="X has 2 features"):
         detector.explain(X[:1, :2])

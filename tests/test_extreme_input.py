@@ -36,7 +36,7 @@ from skebm.partition import (
 )
 from skebm.samplers import MALA, Gibbs, ParallelTempering, Persistent, ReplayBuffer
 from skebm.training import SGD
-from tests.tiers import about, full, only_full
+from tests.tiers import about, full, leading, only_full
 
 _random = np.random.default_rng(0)
 X = _random.standard_normal((120, 2)) * [1.0, 3.0] + [0.0, 5.0]
@@ -101,7 +101,7 @@ def test_a_classifier_has_no_class_for_what_it_cannot_compute():
 def test_imputation_names_the_row_that_is_too_far():
     model, rows = fitted("score matching"), X[:5].copy()
     rows[1, 0], rows[3] = np.nan, [4e38, np.nan]
-    with pytest.raises(ValueError, match="Row 3 of X: no chain can start.*column 0"):
+    with pytest.raises(ValueError, match="Row 3.*column 0"):
         model.impute(rows, random_state=0, n_steps=2)
     with pytest.raises(ValueError, match="column 0 lies too far"):
         model.sample(2, given=rows[3], random_state=0, n_steps=2)
@@ -167,7 +167,7 @@ def test_a_jem_of_timestamps_learns():
     assert model.score(rows, y) > 0.8
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", leading(1, [np.float32, np.float64]))
 def test_repeated_values_are_constant(dtype):
     rows = timestamps(dtype)
     rows[:, 0] = 1.7e18
@@ -183,7 +183,7 @@ def test_repeated_values_are_constant(dtype):
 
 def test_large_means_that_stay_are_warned_of():
     model = ScoreMatchingDensity(n_iter=0, standardize=False, random_state=0)
-    with pytest.warns(UserWarning, match=r"Columns \[0\] have means.*Use standardize=True"):
+    with pytest.warns(UserWarning, match=r"Columns \[0\].*standardize=True"):
         model.fit(timestamps(np.float64))
 
 
@@ -302,14 +302,14 @@ def test_detectors_say_in_their_own_terms_what_they_need():
     by_rbm = EnergyOutlierDetector(RBMEstimator(3, **SMALL)).fit(sparse)
     assert by_rbm.predict(sparse).shape == (60,)
     conformal = EnergyOutlierDetector(method="conformal")
-    with pytest.raises(ValueError, match="n_samples=2.*at least 1 row.*and 2 for the fit, 3 in"):
+    with pytest.raises(ValueError, match="n_samples=2"):
         conformal.fit(X[:2])
     conformal.fit(X[:3])
     crossed = EnergyOutlierDetector(method="cross-conformal")
-    with pytest.raises(ValueError, match="n_samples=4.*cv=5.*takes at least 5 rows"):
+    with pytest.raises(ValueError, match="n_samples=4.*cv=5"):
         crossed.fit(X[:4])
     crossed.fit(X[:5])
-    with pytest.raises(ValueError, match="n_samples=2.*cv=2.*takes at least 3 rows"):
+    with pytest.raises(ValueError, match="n_samples=2.*cv=2"):
         EnergyOutlierDetector(method="cross-conformal", cv=2).fit(X[:2])
 
 

@@ -56,7 +56,6 @@ def test_an_epoch_that_fails_leaves_no_imputations_behind(name, monkeypatch):
     "n_failing",
     [
         pytest.param(1, marks=pytest.mark.full),
-        pytest.param(3, marks=pytest.mark.full),
         pytest.param(99, marks=pytest.mark.full),
     ],
 )

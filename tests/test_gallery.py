@@ -84,6 +84,6 @@ def test_empty_panels_are_named():
     axes[1, 2].set_visible(False)
     block = ("code", "", 7)
     assert empty_panels(figure) == ["axes 2 promised"]
-    with pytest.raises(ValueError, match="story.py, block at line 7: nothing is drawn in axes 2"):
+    with pytest.raises(ValueError, match="story.py.*line 7"):
         whole_figures(block, {"src_file": "story.py"}, {})
     pyplot.close(figure)

@@ -34,7 +34,7 @@ from skebm.samplers import Gibbs
 from tests.checks import parametrize_with_checks
 from tests.oracle import DOUBLE, seeded
 from tests.storage import by_joblib, by_pickle, by_skops
-from tests.tiers import full, only_full
+from tests.tiers import full, leading, only_full
 
 F, H, DX = 5, 3, 4
 
@@ -285,7 +285,7 @@ def exact_log_z(energy, x):
     return torch.stack([-energy.given(row).hidden_energies(states(H))[0] for row in x]).logsumexp(1)
 
 
-@pytest.mark.parametrize("kind", ["bits", "real"])
+@pytest.mark.parametrize("kind", leading(1, ["bits", "real"]))
 def test_annealing_finds_the_normaliser_of_each_row(kind):
     energy, x = make(kind, scale=1.0), given_rows(3)
     n = 3000
@@ -311,7 +311,7 @@ def test_the_normaliser_of_numbers_by_quadrature():
     assert_allclose(exact_log_z(energy, row[None]).item(), math.log(value), atol=1e-8)
 
 
-@pytest.mark.parametrize(("n_hidden", "dy"), [(3, 4), (14, 4), (14, 13)])
+@pytest.mark.parametrize(("n_hidden", "dy"), [(14, 4), (14, 13), only_full(3, 4)])
 def test_what_is_said_of_y_given_x(n_hidden, dy, monkeypatch):
     """Over hidden states, over y, and by chains, where the answers are compared with the sums."""
     energy, x = make(dy=dy, n_hidden=n_hidden, scale=0.7), given_rows(4)
@@ -497,7 +497,7 @@ def test_without_training_the_model_is_the_base():
     assert_allclose(model.predict(X)[0], model.base_.mean, atol=1e-5)
 
 
-@pytest.mark.parametrize("n", [40, 400])
+@pytest.mark.parametrize("n", leading(1, [40, 400]))
 def test_a_model_that_gains_nothing_is_the_base(n):
     """y does not depend on x; a large rate makes the trained model worse than the base."""
     rng = np.random.default_rng(0)
@@ -555,7 +555,7 @@ def test_early_stopping_ends_with_the_best_weights():
     assert model.n_iter_ <= 8
 
 
-@pytest.mark.parametrize("store", [by_pickle, by_joblib, by_skops])
+@pytest.mark.parametrize("store", [by_pickle, only_full(by_joblib), by_skops])
 def test_stored_models_are_the_same(of_numbers, store):
     X, Y, _ = real_pairs(20, seed=2)
     again = store(of_numbers)
@@ -658,7 +658,7 @@ def test_constant_columns():
 def test_a_variance_that_collapses_is_floored_with_a_warning():
     """y is x: nothing is left of its variance."""
     A = np.random.default_rng(0).normal(size=(200, 2))
-    with pytest.warns(ConvergenceWarning, match=r"columns \[0\] of y .* least that is allowed"):
+    with pytest.warns(ConvergenceWarning, match=r"columns \[0\]"):
         GatedRBM(2, 4, n_iter=60, learning_rate=0.3, random_state=0).fit(
             A, np.column_stack([np.full(200, 7.0), A[:, 0]])
         )

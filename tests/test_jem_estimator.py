@@ -23,7 +23,7 @@ from skebm.samplers import (
 from skebm.training import AdamW
 from skebm.training.rows import Rows
 from tests.contracts.test_classifiers import X, Y
-from tests.tiers import full
+from tests.tiers import full, only_full
 
 small = {"network": MLP((16,)), "n_iter": 5, "sigma": 0.3, "random_state": 0}
 small |= {"learning_rate": 0.02, "chains": Persistent(n_steps=2)}
@@ -120,11 +120,11 @@ def test_rows_without_labels_help():
 @pytest.mark.parametrize(
     "labels",
     [
-        np.where(Y == "ash", 2.0, -1.0),
         np.where(Y == "ash", True, False),
-        np.where(Y == "ash", 10**6, 3),
         Y.astype(object),
-        Y.tolist(),
+        only_full(np.where(Y == "ash", 2.0, -1.0)),
+        only_full(np.where(Y == "ash", 10**6, 3)),
+        only_full(Y.tolist()),
     ],
 )
 def test_labels_of_any_type(labels):

@@ -91,7 +91,7 @@ def test_the_bias_of_exact_draws_is_the_one_documented(rng, n_modes, n):
         ({"X": [[0.0, np.nan]]}, "Input X contains NaN"),
         ({"modes": [[0.0, np.inf]]}, "Input modes contains infinity"),
         ({"modes": np.zeros((0, 2))}, "0 sample"),
-        ({"masses": [0.5, 0.5]}, "masses must be one for each of 4 modes, got 2"),
+        ({"masses": [0.5, 0.5]}, "masses must be"),
         ({"masses": [0.5, 0.5, 0.5, 0.5]}, "sum to 1"),
         ({"masses": [1.5, -0.5, 0.0, 0.0]}, "non-negative"),
         ({"masses": [np.nan, 0.5, 0.5, 0.0]}, "masses contains NaN"),
@@ -199,9 +199,9 @@ def test_the_standard_error_of_one_row_is_infinite():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"score": np.zeros((3, 2))}, r"score must be of the shape \(4, 2\) of X, got \(3, 2\)"),
-        ({"score": np.zeros(4)}, r"score must be of the shape \(4, 2\) of X, got \(4,\)"),
-        ({"true_score": lambda x: x[:, :1]}, r"true_score must be of the shape"),
+        ({"score": np.zeros((3, 2))}, "score must be"),
+        ({"score": np.zeros(4)}, "score must be"),
+        ({"true_score": lambda x: x[:, :1]}, "true_score must be"),
         ({"score": np.full((4, 2), np.nan)}, "score contains NaN"),
         ({"true_score": lambda x: x + np.inf}, "true_score contains infinity"),
         ({"X": np.zeros((0, 2))}, "0 sample"),

@@ -213,12 +213,12 @@ def test_estimators_without_a_density_are_refused(name):
 def test_scores_of_anomaly_are_no_likelihood():
     forest = make_pipeline(StandardScaler(), IsolationForest(n_estimators=2)).fit(BITS)
     for scorer in (log_likelihood_score, pessimistic_log_likelihood_score):
-        with pytest.raises(TypeError, match="score_samples of IsolationForest is no log-l"):
+        with pytest.raises(TypeError, match="score_samples.*IsolationForest"):
             scorer(forest, BITS)
 
 
 def test_a_continuous_density_has_no_pseudo_likelihood(rng):
-    with pytest.raises(TypeError, match="KernelDensity has no method pseudo_likelihood"):
+    with pytest.raises(TypeError, match="KernelDensity.*pseudo_likelihood"):
         pseudo_log_likelihood_score(KernelDensity().fit(BITS), BITS)
 
 

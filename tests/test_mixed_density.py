@@ -41,7 +41,7 @@ def frame(n=300, seed=0):
 
 
 def density(**params):
-    asked = {"network": MLP((16,)), "n_iter": 20, "learning_rate": 0.01, "random_state": 0}
+    asked = {"network": MLP((16,)), "n_iter": 5, "learning_rate": 0.01, "random_state": 0}
     return ContrastiveDivergenceDensity(**asked | params)
 
 

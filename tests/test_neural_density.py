@@ -134,9 +134,9 @@ def test_each_name_stands_for_an_objective(name):
 
 
 def test_names_that_stand_for_nothing_are_refused():
-    with pytest.raises(ValueError, match="objective='noise' is none of 'score_matching', 'nce'"):
+    with pytest.raises(ValueError, match="objective='noise'.*'score_matching'.*'nce'"):
         NeuralDensity(objective="noise").set_params(objective__form="ranking")
-    with pytest.raises(ValueError, match="'objective' parameter of NeuralDensity must be"):
+    with pytest.raises(ValueError, match="'objective'.*NeuralDensity"):
         neural("noise").fit(REAL)
 
 

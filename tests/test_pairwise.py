@@ -397,7 +397,7 @@ NAN = torch.full((3, 3), torch.nan)
         (lambda: BoltzmannMachine(ZERO + 1, edges=torch.eye(3)), "where there is no edge"),
         (lambda: BoltzmannMachine.from_spins(torch.zeros(2, 3)), "square"),
         (lambda: BoltzmannMachine.from_spins(ZERO, torch.zeros(2)), "field must have shape"),
-        (lambda: ising_grid(0, 3), "n_rows must be an integer of at least 1"),
+        (lambda: ising_grid(0, 3), "n_rows must be"),
         (lambda: ising_grid(2, 2, math.nan), "coupling must be finite"),
         (lambda: ising_grid(2, 2, field=math.inf), "field must be finite"),
     ],

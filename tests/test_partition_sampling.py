@@ -145,7 +145,9 @@ def test_importance_sampling_is_calibrated_on_bits(rbm, states):
 
 @pytest.mark.parametrize(
     "energy",
-    [OneHot(), Polynomial(Binary((6,))), Polynomial(Binary((2, 3))), make_tree_rbm(6, 4)],
+    leading(
+        1, [OneHot(), Polynomial(Binary((6,))), Polynomial(Binary((2, 3))), make_tree_rbm(6, 4)]
+    ),
     ids=["levels", "bits", "image", "tree"],
 )
 @pytest.mark.parametrize("cls", [ImportanceSampling, BridgeSampling])

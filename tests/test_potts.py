@@ -11,6 +11,7 @@ from skebm.energies.pairwise import same_column
 from skebm.energies.path import PairwisePath
 from skebm.partition import AIS, Bethe, Exact
 from skebm.samplers import Gibbs
+from tests.tiers import leading, named
 
 
 def generator(seed):
@@ -75,7 +76,7 @@ def test_columns_without_couplings_share_a_colour():
     assert [len(part) for part in machine(domain, edges=chain).colours] == [6, 6]
 
 
-@pytest.mark.parametrize("beta", [1.0, 0.4])
+@pytest.mark.parametrize("beta", leading(1, [0.4, 1.0]))
 @pytest.mark.parametrize("name", DOMAINS)
 def test_gibbs_leaves_the_distribution_invariant(name, beta):
     """Exact draws are exact draws after a sweep, within five standard errors."""
@@ -104,7 +105,7 @@ def test_clamped_entries_stay_and_exclude_levels():
     assert free > 0.1
 
 
-@pytest.mark.parametrize("name", DOMAINS)
+@pytest.mark.parametrize("name", named(["mixed"], DOMAINS))
 def test_annealing_keeps_the_conditionals_and_finds_log_z(name):
     energy = machine(DOMAINS[name])
     exact = Exact().estimate(energy).value

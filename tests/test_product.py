@@ -214,7 +214,7 @@ def test_bad_parameters(params, message):
 
 
 def test_an_expert_without_a_density_is_refused():
-    with pytest.raises(TypeError, match="StandardScaler, which has no score_samples"):
+    with pytest.raises(TypeError, match="StandardScaler.*score_samples"):
         ProductOfDensities([("a", StandardScaler())]).fit(table())
     with pytest.raises(NotFittedError):
         ProductOfDensities().energy(table())
@@ -302,7 +302,7 @@ def test_weights_of_rows_reach_the_experts_and_the_balance():
 def test_an_expert_that_takes_no_weights_is_refused():
     rows, w = np.random.default_rng(0).normal(size=(60, 2)), np.arange(60)
     experts = [("mixture", GaussianMixture()), ("own", TractableDensity())]
-    with pytest.raises(ValueError, match="'mixture' is GaussianMixture, whose fit takes no sample"):
+    with pytest.raises(ValueError, match="'mixture'.*GaussianMixture"):
         ProductOfDensities(experts).fit(rows, sample_weight=w)
     frozen = [("mixture", FrozenEstimator(GaussianMixture().fit(rows))), experts[1]]
     assert len(ProductOfDensities(frozen).fit(rows, sample_weight=w).weights_) == 2
@@ -372,7 +372,7 @@ def test_fitted_experts_are_multiplied_as_they_are():
         for centre in (0, 2)
     )
     experts = [("one", FrozenEstimator(one)), ("two", FrozenEstimator(two))]
-    model = ProductOfDensities(experts, weights=[1, 1], n_draws=20_000, random_state=0)
+    model = ProductOfDensities(experts, weights=[1, 1], n_draws=5000, random_state=0)
     model.fit(table(30) - 5)
     assert model.experts_["one"].estimator is one
     truth = 2 * scipy.stats.norm.logpdf(2, 0, 2**0.5)

@@ -35,7 +35,6 @@ PINS = dict(
     for line in (ROOT / "constraints.txt").read_text().splitlines()
     if not line.startswith("#")
 )
-ADDRESS = re.compile(r"https://(?:github\.com/skebm|skebm\.)[\w./-]*")
 
 
 def python(code):

@@ -174,7 +174,7 @@ def test_penalties_have_the_same_optimum_by_every_rule(penalty, rule):
     assert penalised(penalty, **rule) == pytest.approx(best, abs=0.03)
 
 
-@pytest.mark.parametrize("learning", leading(2, ["auto", "pcd", "cd", "exact"]))
+@pytest.mark.parametrize("learning", leading(1, ["pcd", "auto", "cd", "exact"]))
 def test_learning_finds_the_structure(learning):
     params = {"learning_rate": 0.3, "batch_size": 20, "n_iter": 40, "optimizer__schedule": "linear"}
     model = RBMEstimator(4, random_state=0, learning=learning)
@@ -300,7 +300,7 @@ def test_exact_samples(n_hidden):
     assert abs(np.corrcoef(total[1:], total[:-1])[0, 1]) < 0.03
 
 
-@pytest.mark.parametrize("learning", ["exact", "pcd"])
+@pytest.mark.parametrize("learning", leading(1, ["pcd", "exact"]))
 def test_samples_of_chains(learning, monkeypatch):
     monkeypatch.setattr(drawing, "CHEAP_COST", 0)
     params = {"n_iter": 20, "penalty": Penalty(l2=0.05), "learning_rate": 0.1}
@@ -351,7 +351,7 @@ def test_a_row_of_nothing_is_a_sample(small):
     assert Enumerated(small).p_value(filled) > 1e-3
 
 
-@pytest.mark.parametrize("hidden_bits", leading(2, [[0, 3], [0, 1, 2, 4], [2]]))
+@pytest.mark.parametrize("hidden_bits", leading(1, [[0, 1, 2, 4], [0, 3], [2]]))
 def test_missing_bits_are_drawn_given_the_others(small, hidden_bits):
     truth = Enumerated(small)
     row = SMALL[0].copy()

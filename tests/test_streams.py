@@ -277,7 +277,7 @@ def test_bad_streams_are_refused(tmp_path, monkeypatch, name):
 
 
 def test_a_schema_that_changes_is_refused():
-    with pytest.raises(ValueError, match=r"changed at row 50: from a \(float\).* to a \(double\)"):
+    with pytest.raises(ValueError, match="row 50"):
         list(streams._arrow_parts(arrow_change()))
 
 

@@ -32,7 +32,7 @@ from skebm.partition import AIS, Exact, exact_draws
 from skebm.samplers import FromData, Gibbs, Persistent
 from tests.oracle import DOUBLE, joint_energy, make_subspace, seeded
 from tests.tables import binary_rows
-from tests.tiers import only_full
+from tests.tiers import leading
 
 
 def normal(n, seed=5):
@@ -426,7 +426,7 @@ def test_exact_learning_ends_where_the_gradient_of_the_likelihood_does():
 
 
 @pytest.mark.parametrize(
-    "learning", ["pcd", only_full("cd"), "pseudo_likelihood", only_full("ratio_matching")]
+    "learning", leading(1, ["pcd", "cd", "pseudo_likelihood", "ratio_matching"])
 )
 def test_every_rule_learns(learning):
     X = binary_rows(100, d=6)

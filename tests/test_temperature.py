@@ -99,7 +99,7 @@ def test_the_marginal_is_no_power_of_the_marginal(rbm):
     assert chi_square(count_states(torch.tensor(x)), other) < 1e-6
 
 
-@pytest.mark.parametrize("temperature", [0.8, 2.0])  # at 0.5 they mix in 10,000 steps
+@pytest.mark.parametrize("temperature", leading(1, [0.8, 2.0]))  # at 0.5 they mix in 10,000 steps
 def test_chains_of_an_rbm_agree_with_the_sum(rbm, temperature, monkeypatch):
     monkeypatch.setattr("skebm.estimators.rbm.drawing.CHEAP_COST", 0)
     x = rbm.sample(4000, random_state=0, temperature=temperature, n_steps=1500)
@@ -155,7 +155,7 @@ def test_a_neural_density_of_bits(binary_rows, temperature):
 # ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("temperature", [0.25, 4.0])
+@pytest.mark.parametrize("temperature", leading(1, [4.0, 0.25]))
 def test_the_variance_of_a_normal_model_is_proportional(untrained, temperature):
     x = untrained.sample(5000, random_state=0, temperature=temperature, n_steps=5)
     covariance = untrained.base_.covariance.double().numpy()
@@ -164,7 +164,7 @@ def test_the_variance_of_a_normal_model_is_proportional(untrained, temperature):
     assert mean_is(torch.tensor(x), torch.tensor(untrained.units_.centre)) < 5
 
 
-@pytest.mark.parametrize("temperature", [0.25, 4.0])
+@pytest.mark.parametrize("temperature", leading(1, [0.25, 4.0]))
 def test_given_columns(untrained, temperature):
     """The conditional variance is proportional too, and the conditional mean stays."""
     row = [4.0, np.nan]
@@ -226,9 +226,9 @@ def test_rows_of_a_class(normal_rows):
     model = JEMClassifier(base="gaussian", n_iter=0, random_state=0).fit(normal_rows, y)
     for labels in (None, 1):
         narrow, wide = (
-            model.sample(5000, labels, 0, temperature=t, n_steps=5).var(0) for t in (1.0, 4.0)
+            model.sample(2000, labels, 0, temperature=t, n_steps=5).var(0) for t in (1.0, 4.0)
         )
-        np.testing.assert_allclose(wide / narrow, 4.0, rtol=0.1)
+        np.testing.assert_allclose(wide / narrow, 4.0, rtol=0.15)
 
 
 # ------------------------------------------------------------------------------
@@ -370,7 +370,7 @@ def test_logarithms_are_resampled_above_one():
     model = TractableDensity("kernel", metric="log", random_state=0).fit(skewed())
     x = model.sample(3000, random_state=0, temperature=0.5)
     assert stats.kstest(x[:, 0], curve(model, 0.5)).pvalue > 1e-3
-    with pytest.warns(UserWarning, match='unbounded weights at temperature 2 with metric="log"'):
+    with pytest.warns(UserWarning, match='metric="log"'):
         x = model.sample(500, random_state=0, temperature=2)
     assert stats.kstest(x[:, 0], curve(model, 2, -500, 500)).pvalue > 1e-3
 
@@ -404,7 +404,7 @@ def normal_product(**kwargs):
     return ProductOfDensities(experts, random_state=0, **kwargs)
 
 
-@pytest.mark.parametrize("temperature", [0.5, 3.0])
+@pytest.mark.parametrize("temperature", leading(1, [3.0, 0.5]))
 @pytest.mark.parametrize("weights", [(0.3, 0.7), (1.0, 1.0)])
 def test_a_product_of_normal_distributions(normal_rows, weights, temperature):
     """Of one normal distribution twice: it, with a covariance of T over the sum of the weights."""
@@ -475,7 +475,7 @@ def models(rbm, untrained, binary_rows, normal_rows):
         "neural": untrained.sample,
         "class": lambda n, **kwargs: jem.sample(n, 1, **kwargs),
         "joint": jem.sample,
-        "boltzmann": BoltzmannMachineDensity().fit(binary_rows).sample,
+        "boltzmann": BoltzmannMachineDensity(l2=0.01).fit(binary_rows).sample,
         "tractable": TractableDensity("gaussian").fit(normal_rows).sample,
         "product": normal_product().fit(normal_rows).sample,
     }

@@ -7,7 +7,7 @@ from numpy.testing import assert_allclose
 from sklearn.metrics import roc_auc_score
 
 from skebm import SequenceOutlierDetector, TemporalRBM
-from tests.tiers import only_full
+from tests.tiers import leading
 
 SETTINGS = {
     "lags": {"n_components": 3, "order": 2},
@@ -24,7 +24,7 @@ def sequences(kind, n=8, seed=0):
 
 
 @pytest.mark.parametrize("kind", ["bits", "numbers"])
-@pytest.mark.parametrize("name", ["lags", only_full("recurrent"), "both"])
+@pytest.mark.parametrize("name", leading(1, ["both", "lags", "recurrent"]))
 def test_it_is_what_the_formula_says(kind, name, monkeypatch):
     """By scores of sequences of which a frame is replaced by its mean given the past."""
     X = sequences(kind)

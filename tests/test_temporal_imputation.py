@@ -20,7 +20,7 @@ from skebm.energies.rbm.temporal import exact_log_z
 from skebm.estimators.sequences.blocks import Windows
 from skebm.estimators.sequences.clamped import ClampedChains
 from skebm.estimators.sequences.imputation import stretches
-from tests.tiers import full
+from tests.tiers import full, named, only_full
 
 F64 = torch.float64
 D, T = 6, 4
@@ -135,7 +135,7 @@ SOME = [(0, 2), (1, 0), (1, 1), (1, 5), (2, 0), (3, 1)]
 
 
 @pytest.mark.parametrize("exact", [pytest.param(True, marks=full), False])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", named(["both"], MODES))
 def test_draws_of_bits_are_those_of_all_completions(mode, exact):
     check_draws(energy_of(bits(), *MODES[mode]), range(D), SOME, exact=exact)
 
@@ -147,7 +147,8 @@ def test_draws_of_whole_frames_of_a_tree():
 
 @pytest.mark.parametrize("exact", [pytest.param(True, marks=full), False])
 @pytest.mark.parametrize(
-    ("base", "order", "recurrent"), [(ONE, 2, False), (TWO, 1, True), (ONE, 0, True)]
+    ("base", "order", "recurrent"),
+    [(TWO, 1, True), only_full(ONE, 2, False), only_full(ONE, 0, True)],
 )
 def test_draws_of_numbers_against_quadrature(base, order, recurrent, exact):
     check_draws(energy_of(base, order, recurrent, 0.6), (), [(1, 0), (2, 0)], exact=exact)
@@ -314,7 +315,7 @@ def with_gaps(X, *gaps):
 
 @pytest.fixture(scope="module")
 def model():
-    return TemporalRBM(12, order=2, n_iter=150, random_state=0).fit(pattern(240))
+    return TemporalRBM(12, order=2, n_iter=40, random_state=0).fit(pattern(240))
 
 
 @full
@@ -455,14 +456,14 @@ def test_latent_classes_and_recurrent_units():
 def test_missing_entries_name_what_fills_them(model):
     X = with_gaps(pattern(30), (4, 2))
     for call in (model.score_samples, model.predict, model.transform, model.predict_next):
-        with pytest.raises(ValueError, match=r"contains NaN: frame 4, column 2; .* by impute"):
+        with pytest.raises(ValueError, match="frame 4.*column 2"):
             call(X)
     frame = pd.DataFrame(X, columns=list("abc"))
-    with pytest.raises(ValueError, match=r"frame 4, column 'c'; train on complete stretches"):
+    with pytest.raises(ValueError, match="frame 4.*column 'c'"):
         clone(model).fit(frame)
     song = pd.DataFrame({"note": list("cega") * 5})
     of_notes = TemporalRBM(2, order=1, n_iter=1, random_state=0).fit(song)
-    with pytest.raises(ValueError, match="frame 2, column 'note' is missing or a level unseen"):
+    with pytest.raises(ValueError, match="frame 2.*column 'note'"):
         of_notes.score_samples(song.replace("g", "h"))
 
 

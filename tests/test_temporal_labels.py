@@ -32,7 +32,7 @@ from skebm.training.segments import Segments
 from tests.checks import parametrize_with_checks
 from tests.contracts.test_estimators import Interrupt
 from tests.storage import by_joblib, by_pickle, by_skops
-from tests.tiers import full, named, only_full
+from tests.tiers import full, leading, named, only_full
 
 F64 = torch.float64
 D, K, H, T = 3, 3, 2, 4
@@ -383,7 +383,7 @@ def test_real_and_categorical_columns():
     assert model.score(frames[3:], y[3:]) > 0.9
 
 
-@pytest.mark.parametrize("labels", ["text", "booleans", "floats"])
+@pytest.mark.parametrize("labels", leading(1, ["booleans", "text", "floats"]))
 def test_labels_of_any_type(labels):
     X, y = remembering(60)
     made = {

@@ -279,10 +279,10 @@ def test_the_past_is_worth_its_nats(name):
     assert late[0].argmax() == 2
 
 
-@each
+@pytest.mark.parametrize("name", named(["recurrent"], CASES))
 def test_frames_are_scored_alike_in_any_company(name):
     one, other = pattern(30), pattern(60, seed=1)
-    model = clone(CASES[name]).fit([one, other])
+    model = clone(CASES[name]).set_params(n_iter=10).fit([one, other])
     both = np.concatenate([one, other])
     found = model.score_samples(both, lengths=[30, 60])
     np.testing.assert_allclose(model.score_samples([one, other]), found, rtol=1e-5)
@@ -388,7 +388,7 @@ def test_frames_after_one_that_is_too_far_are_refused():
     far[2, 0] = 1e300
     assert model.score_samples(far[:3])[2] == -np.inf
     for method in (model.score_samples, model.transform):
-        with pytest.raises(ValueError, match=r"frame 3 given the past is not a number"):
+        with pytest.raises(ValueError, match="frame 3"):
             method(far)
 
 

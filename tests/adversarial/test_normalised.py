@@ -62,7 +62,7 @@ def by_grid(model, d):
 @functools.cache
 def proposals(d):
     """Draws from t distributions of four widths around the rows, and their log densities."""
-    rng, X, n = np.random.default_rng(0), table(d), 40_000
+    rng, X, n = np.random.default_rng(0), table(d), 20_000
     parts = [multivariate_t(np.zeros(d), h**2 * np.cov(X.T), df=3) for h in WIDTHS]
     drawn = [X[rng.integers(0, len(X), n)] + part.rvs(n, random_state=rng) for part in parts]
     points = np.concatenate(drawn)

@@ -184,6 +184,7 @@ DEFAULTS = {
         MLP((16,)),
         **quick,
         **few_draws,
+        base="gaussian",
         chains=Persistent(n_steps=1),
         sampler=MALA(0.3),
         random_state=0,
@@ -221,10 +222,10 @@ def test_checks_that_check_estimator_leaves_out(name, check):
 # Weights
 # ------------------------------------------------------------------------------
 
-double = small | {"n_iter": 7, "batch_size": 1000, "dtype": "float64", "sigma": None}
+double = small | {"n_iter": 3, "batch_size": 1000, "dtype": "float64", "sigma": None}
 double |= {"chains": Persistent(n_steps=2, n_chains=50), "base": "gaussian"}
 double |= {"network": MLP((8,)), "learning_rate": 2e-3}
-full_batch = machine | {"n_iter": 7, "batch_size": 1000, "dtype": "float64"}
+full_batch = machine | {"n_iter": 3, "batch_size": 1000, "dtype": "float64"}
 full_batch |= {"chains": Persistent(n_chains=50)}
 WEIGHTED = {
     "plain": JEMClassifier(**double, generative_weight=0.0),
@@ -339,7 +340,7 @@ def test_using_a_model_leaves_it_alone(case):
 # ------------------------------------------------------------------------------
 
 
-@tiered(INSTANCES)
+@each_case
 def test_a_stored_model_is_the_same_model(case):
     model = _fitted(case)  # itself, as copies have been stored
     expected = outputs(model, X_NEW)

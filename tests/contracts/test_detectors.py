@@ -45,7 +45,7 @@ from skebm.estimators.outlier.fitting import random_split
 from skebm.estimators.outlier.thresholds import ConformalThreshold, check_fdr
 from tests.checks import parametrize_with_checks
 from tests.discovery import walk
-from tests.tiers import only_full
+from tests.tiers import leading, only_full
 
 METHODS = ("quantile", "conformal", "cross-conformal")
 INNER = {
@@ -149,7 +149,7 @@ def test_predictions_scores_and_threshold_agree(detector):
 
 
 @each_conformal
-@pytest.mark.parametrize("level", [0.02, 0.29, 0.5])
+@pytest.mark.parametrize("level", leading(1, [0.29, 0.02, 0.5]))
 def test_outliers_are_the_rows_with_small_p_values(detector, level):
     detector = fitted(detector, contamination=level)
     rows = np.concatenate([X, X_NEW, 3 * X_NEW])
@@ -167,7 +167,7 @@ def test_a_row_does_not_depend_on_its_neighbours(detector):
     assert_allclose(alone, whole, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("share", [0.0126, 0.1, 0.25, 0.5])
+@pytest.mark.parametrize("share", leading(2, [0.0126, 0.25, 0.1, 0.5]))
 @pytest.mark.parametrize("name", INNER)
 def test_the_quantile_flags_that_share_of_the_training_rows(name, share):
     detector = EnergyOutlierDetector(INNER[name], contamination=share, random_state=0).fit(X)
@@ -362,7 +362,7 @@ def test_selection_is_by_benjamini_and_hochberg(detector, fdr):
 def test_too_few_calibration_rows_for_a_selection_are_refused():
     detector = EnergyOutlierDetector(INNER["mixture"], method="conformal", random_state=0)
     detector.set_params(calibration_fraction=0.1).fit(X)  # 20 rows
-    with pytest.raises(ValueError, match=r"20 calibration rows are too few for fdr=0\.01.*99"):
+    with pytest.raises(ValueError, match=r"fdr=0\.01"):
         detector.select(X_NEW, fdr=0.01)
     with pytest.warns(UserWarning, match="at least 39 of the 80 rows must be more abnormal"):
         assert not detector.select(X_NEW, fdr=0.1).any()
@@ -398,7 +398,7 @@ def test_how_many_rows_are_held_out(fraction, level, n, held):
 
 def test_too_few_rows_for_the_level_are_refused():
     detector = EnergyOutlierDetector(INNER["mixture"], method="conformal", contamination=0.01)
-    with pytest.raises(ValueError, match=r"n_samples=50 calibration rows are too few.*At least 99"):
+    with pytest.raises(ValueError, match="n_samples=50"):
         detector.fit(X[:100])
     with pytest.warns(UserWarning, match=r"6 calibration rows allow no level below 0\.143"):
         detector.set_params(contamination="auto").fit(X[:12])
@@ -508,7 +508,7 @@ def test_weights_that_leave_too_few_calibration_rows():
     weight = np.where(np.arange(len(X)) == 0, 1.0, 1e-6)
     held_out = random_split(len(X), 100, np.random.RandomState(0)).held_out
     weight = np.roll(weight, held_out[0])
-    with pytest.raises(ValueError, match=r"n_samples=1.0\d+ calibration rows are too few"):
+    with pytest.raises(ValueError, match="n_samples="):
         detector.set_params(contamination=0.1).fit(X, sample_weight=weight)
     nothing = np.ones(len(X))
     nothing[held_out] = 0
@@ -571,14 +571,14 @@ def test_fitted_estimators_stay_as_they_are(method):
 
 
 def test_fitted_estimators_that_are_refused():
-    with pytest.raises(NotFittedError, match="GaussianMixture instance is not fitted yet"):
+    with pytest.raises(NotFittedError, match="GaussianMixture"):
         EnergyOutlierDetector(GaussianMixture(), prefit=True).fit(X)
     with pytest.raises(ValueError, match="prefit=True needs a fitted estimator"):
         EnergyOutlierDetector(prefit=True).fit(X)
     inner = GaussianMixture().fit(X)
     with pytest.raises(ValueError, match="use method='conformal'"):
         EnergyOutlierDetector(inner, prefit=True, method="cross-conformal").fit(X)
-    with pytest.raises(ValueError, match=r"not fitted again, so \['init'\] has no effect"):
+    with pytest.raises(ValueError, match=r"\['init'\]"):
         EnergyOutlierDetector(inner, prefit=True).fit(X, init=3)
 
 
@@ -643,18 +643,18 @@ def lost(estimator, X):
 def test_statistics_that_cannot_be_compared():
     with pytest.raises(ValueError, match=r"column.*has shape \(200, 1\) for 200 rows"):
         EnergyOutlierDetector(INNER["mixture"], statistic=column).fit(X)
-    with pytest.raises(ValueError, match="is nan for 67 of 200 rows, the first of them row 1"):
+    with pytest.raises(ValueError, match="row 1"):
         EnergyOutlierDetector(INNER["mixture"], statistic=lost).fit(X)
 
 
 def test_estimators_that_lack_the_statistic():
-    with pytest.raises(TypeError, match="needs an estimator with score_samples, which Logistic"):
+    with pytest.raises(TypeError, match="score_samples"):
         EnergyOutlierDetector(LogisticRegression()).fit(X, X[:, 0] > 0)
-    with pytest.raises(TypeError, match="needs an estimator with predict_proba, which Kernel"):
+    with pytest.raises(TypeError, match="predict_proba"):
         EnergyOutlierDetector(KernelDensity(), statistic="max_proba").fit(X)
-    with pytest.raises(TypeError, match="No derivatives of log p are known for RBMEstimator"):
+    with pytest.raises(TypeError, match="RBMEstimator"):
         EnergyOutlierDetector(INNER["rbm"], statistic="score_norm").fit(X)
-    with pytest.raises(TypeError, match="needs an estimator with score_samples"):
+    with pytest.raises(TypeError, match="score_samples"):
         EnergyOutlierDetector(LogisticRegression().fit(X, X[:, 0] > 0), prefit=True).fit(X)
 
 
@@ -763,7 +763,7 @@ def test_skops_stores_detectors_of_frames(method):
 
 
 def test_parameters_of_no_estimator_say_what_to_pass():
-    with pytest.raises(ValueError, match=r"estimator__n_components cannot be set.*estimator=No"):
+    with pytest.raises(ValueError, match="estimator__n_components.*estimator=No"):
         EnergyOutlierDetector().set_params(estimator__n_components=3)
 
 
@@ -817,7 +817,7 @@ def test_frames_with_other_columns(method):
 
 
 @each_detector
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("bad", leading(2, [np.nan, np.inf, -np.inf]))
 def test_rows_that_are_not_finite(detector, bad):
     rows = X_NEW.copy()
     rows[3, 1] = bad
@@ -869,7 +869,9 @@ def test_parameters_out_of_range(bad):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", [sp.csr_array, sp.csc_matrix, sp.coo_array, np.ndarray.tolist])
+@pytest.mark.parametrize(
+    "kind", [sp.csr_array, only_full(sp.csc_matrix), only_full(sp.coo_array), np.ndarray.tolist]
+)
 def test_sparse_tables_and_lists(method, kind):
     bits = (X > 1).astype(float)
     detector = EnergyOutlierDetector(INNER["rbm"], method=method, cv=2, random_state=0)
