@@ -14,11 +14,11 @@ from skebm.base import Clamp, Real
 from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.distributions._fitting import (
-    chunked,
     draw_index,
+    log_integrals_at_temperature,
+    map_chunks,
     positive,
-    tempered_bounds,
-    tempered_weights,
+    weights_at_temperature,
 )
 from skebm.distributions.base import Distribution, Envelope
 from skebm.distributions.conditionals import Given
@@ -92,7 +92,7 @@ class LowRankMixture(Distribution):
     """
 
     def __init__(self, weights: Tensor, means: Tensor, factors: Tensor, variances: Tensor):
-        weight = _checked_parameters(weights, means, factors, variances)
+        weight = _check_low_rank(weights, means, factors, variances)
         self.domain = Real((means.shape[1],))
         self.weights, self.means = weight.to(means), means.detach().clone()
         self.factors, self.variances = factors.detach().to(means), variances.detach().to(means)
@@ -183,13 +183,13 @@ class LowRankMixture(Distribution):
         labels = clusters(table.z, table.w, n_components, seed)
         prior = IndependencePrior(prior_rows, table.ridge)
         rank = min(rank, x.shape[1])
-        found = _maximise(table.z, table.w, labels, rank, prior, max_iter, tol, generator)
+        mixture = _maximise(table.z, table.w, labels, rank, prior, max_iter, tol, generator)
         scale = table.scale
         return cls(
-            found.weights,
-            table.mean + found.means * scale,
-            found.factors * scale[:, None],
-            found.variances * scale.square(),
+            mixture.weights,
+            table.mean + mixture.means * scale,
+            mixture.factors * scale[:, None],
+            mixture.variances * scale.square(),
         ).to(x.device, x.dtype)
 
     @property
@@ -225,7 +225,7 @@ class LowRankMixture(Distribution):
         return x
 
     def log_prob(self, x: Tensor) -> Tensor:
-        return self._chunked(lambda rows: self._logits(rows)[1].logsumexp(0), x)
+        return self._map_chunks(lambda rows: self._logits(rows)[1].logsumexp(0), x)
 
     def score(self, x: Tensor) -> Tensor:
         """Gradient of the log-density: component scores weighted by the responsibilities."""
@@ -233,14 +233,14 @@ class LowRankMixture(Distribution):
 
     def log_prob_and_score(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Log-density (n,) and its gradient (n, d), at little more than the cost of one."""
-        return self._chunked(self._log_prob_and_score, x)
+        return self._map_chunks(self._log_prob_and_score, x)
 
-    def _chunked(self, function: Callable[[Tensor], Any], x: Tensor) -> Any:
-        return chunked(function, x, self.means.numel(), AT_ONCE)
+    def _map_chunks(self, function: Callable[[Tensor], Any], x: Tensor) -> Any:
+        return map_chunks(function, x, self.means.numel(), AT_ONCE)
 
     def component_log_probs(self, x: Tensor) -> Tensor:
         """log pi_k N(x; mu_k, Sigma_k), (n, K)."""
-        return self._chunked(lambda rows: self._logits(rows)[1].t(), x)
+        return self._map_chunks(lambda rows: self._logits(rows)[1].t(), x)
 
     def _logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Rows along the axes (K, n, r), and log pi_k N(x; mu_k, Sigma_k), (K, n)."""
@@ -269,8 +269,8 @@ class LowRankMixture(Distribution):
         check_temperature(temperature)
         log_weights = self.weights.double().log()
         log_normalisers = log_weights - self._constant.double()
-        bounds = tempered_bounds(log_normalisers, self.means.shape[1], temperature)
-        weights, log_bound = tempered_weights(log_weights, bounds, temperature)
+        bounds = log_integrals_at_temperature(log_normalisers, self.means.shape[1], temperature)
+        weights, log_bound = weights_at_temperature(log_weights, bounds, temperature)
         used = weights > 0  # others have underflowed
         wider = LowRankMixture(
             weights[used],
@@ -373,7 +373,7 @@ class LowRankGiven(Given):
             yield rows, (~known).nonzero()[:, 0], weight, hidden, tril
 
 
-def _checked_parameters(weights: Any, means: Any, factors: Any, variances: Any) -> Tensor:
+def _check_low_rank(weights: Any, means: Any, factors: Any, variances: Any) -> Tensor:
     """The normalised weights in float64; `ValueError` for invalid parameters."""
     if not (isinstance(means, Tensor) and means.is_floating_point() and means.dim() == 2):
         raise ValueError("means must be a floating-point tensor of shape (K, d).")
@@ -440,35 +440,35 @@ def _maximise(
 ) -> LowRankMixture:
     """EM for standardised rows z (n, d) of weights w (n,), initialised by clusters 0 to K - 1."""
     responsibilities = torch.nn.functional.one_hot(labels).double()
-    found: LowRankMixture | None = None
+    mixture: LowRankMixture | None = None
     before = -math.inf
     for _ in range(max_iter):
         kept = w @ responsibilities > MIN_COUNT * min(1.0, float(w.sum()) / len(w))
         if not kept.all():
             remaining = responsibilities[:, kept]
             responsibilities = remaining / remaining.sum(1, keepdim=True).clamp_min(1e-300)
-            found, before = None, -math.inf
-        found = _updated(found, z, responsibilities * w[:, None], rank, prior, generator)
-        logits = found.component_log_probs(z)
+            mixture, before = None, -math.inf
+        mixture = _m_step(mixture, z, responsibilities * w[:, None], rank, prior, generator)
+        logits = mixture.component_log_probs(z)
         total = logits.logsumexp(1)
         responsibilities = (logits - total[:, None]).exp()
         value = float(w @ total / w.sum())
         if value - before < tol:
             break
         before = value
-    assert found is not None
-    return found
+    assert mixture is not None
+    return mixture
 
 
-def _updated(
-    found: LowRankMixture | None,
+def _m_step(
+    mixture: LowRankMixture | None,
     z: Tensor,
     weight: Tensor,
     rank: int,
     prior: IndependencePrior,
     generator: torch.Generator,
 ) -> LowRankMixture:
-    """Parameters given the expected weights (n, K) of rows in components; `found` are the last."""
+    """Parameters given the expected weights (n, K) of rows in components, and the last ones."""
     count = weight.sum(0)
     means = weight.t() @ z / count[:, None]
     factors, variances = z.new_empty(*means.shape, rank), torch.empty_like(means)
@@ -478,10 +478,10 @@ def _updated(
         rows = (h > LEAST_SHARE * h.max()).nonzero()[:, 0]
         y = (z[rows] - means[k]) * h[rows].sqrt()[:, None]
         scatter = Scatter.of(y, count[k], prior, pooled)
-        if found is None:
+        if mixture is None:
             own = _principal(scatter, rank, prior.ridge, generator)
         else:
-            own = found.factors[k], found.variances[k]
+            own = mixture.factors[k], mixture.variances[k]
         for _ in range(N_FACTOR_STEPS if rank else 1):
             own = _factor_step(scatter, *own, prior.ridge)
         factors[k], variances[k] = own

@@ -354,9 +354,7 @@ class MLPNetwork(nn.Module):
             return ValueAndInputGrad(a @ last, grad)
         o, y = self._reconstruction(x, a)
         grad = self._backward_pass((o - y) @ last, weights, derivatives, features)
-        return ValueAndInputGrad(
-            ((o / 2 - y) * o).sum(1), grad - self.whitening.transposed_times(o)
-        )
+        return ValueAndInputGrad(((o / 2 - y) * o).sum(1), grad - self.whitening.transpose_times(o))
 
     def grad_of_logits(self, x: Tensor, head: Head) -> ValueAndInputGrad:
         """Value and gradient of a function of the logits; `head` gives its value and gradient."""
@@ -430,7 +428,7 @@ class MLPNetwork(nn.Module):
         second_derivative = ((o_first - 2 * y_first) * o_first).sum((1, 2))
         second_derivative = second_derivative + ((o - y) * (second @ last.t())).sum(1)
         grad = self._backward_pass((o - y) @ last, weights, derivatives, features)
-        return DirectionalDerivatives(grad - self.whitening.transposed_times(o), second_derivative)
+        return DirectionalDerivatives(grad - self.whitening.transpose_times(o), second_derivative)
 
 
 def _initialise(layer: nn.Linear) -> None:
@@ -469,10 +467,10 @@ class LevelShifts(nn.Module):
 
 def sizes_of(name: str, sizes: Any) -> tuple[int, ...]:
     """Sizes of layers as integers; `ValueError` for others."""
-    found = whole_numbers(name, sizes, 1)
-    if not found:
+    numbers = whole_numbers(name, sizes, 1)
+    if not numbers:
         raise ValueError(f"{name} must hold the size of at least one layer, got {sizes!r}.")
-    return found
+    return numbers
 
 
 def activation_of(name: Any) -> str:

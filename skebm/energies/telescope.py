@@ -194,7 +194,7 @@ class Telescope(nn.Module):
         """K."""
         return len(self.networks)
 
-    def _whitened(self, x: Tensor, k: int) -> Tensor:
+    def _whiten(self, x: Tensor, k: int) -> Tensor:
         return (x.flatten(1) - self.centres[k]) @ self.whitening_matrices[k]
 
     def _log_normal(self, y: Tensor, k: int) -> Tensor:
@@ -206,15 +206,15 @@ class Telescope(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """f(x), (n,)."""
-        first, last = self._whitened(x, 0), self._whitened(x, self.n_bridges)
+        first, last = self._whiten(x, 0), self._whiten(x, self.n_bridges)
         value = self._log_normal(last, self.n_bridges) - self._log_normal(first, 0)
         for k in range(self.n_bridges):
-            value = value - self._correction(self._whitened(x, k), k, x)
+            value = value - self._correction(self._whiten(x, k), k, x)
         return value
 
     def log_ratio(self, x: Tensor, k: int) -> Tensor:
         """r_k(x), (n,)."""
-        y, y_next = self._whitened(x, k), self._whitened(x, k + 1)
+        y, y_next = self._whiten(x, k), self._whiten(x, k + 1)
         normal = self._log_normal(y, k) - self._log_normal(y_next, k + 1)
         return normal + self._correction(y, k, x)
 

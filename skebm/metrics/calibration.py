@@ -120,7 +120,7 @@ def expected_calibration_error(
     residual = event[order] - probability
     starts = _bin_starts(probability, n_bins, strategy)
     if debiased:
-        total = _debiased_total(residual, _merged_bins(starts, len(residual)), norm)
+        total = _total_without_bias(residual, _merge_bins(starts, len(residual)), norm)
     else:
         size, gap = _gaps(residual, starts)
         total = float(size @ np.abs(gap) ** (1 if norm == "l1" else 2)) / len(residual)
@@ -175,7 +175,7 @@ def _bin_starts(probability: Floats, n_bins: int, strategy: str) -> NDArray[np.i
     return np.flatnonzero(np.diff(bins, prepend=-1))
 
 
-def _merged_bins(starts: NDArray[np.intp], n: int) -> NDArray[np.intp]:
+def _merge_bins(starts: NDArray[np.intp], n: int) -> NDArray[np.intp]:
     """The first rows of the bins after merging bins of a single row with their neighbours."""
     if n < 2:
         raise ValueError("One row has no variance: pass two or more, or debiased=False.")
@@ -194,7 +194,7 @@ def _gaps(residual: Floats, starts: NDArray[np.intp]) -> tuple[NDArray[np.intp],
     return size, np.add.reduceat(residual, starts) / size
 
 
-def _debiased_total(residual: Floats, starts: NDArray[np.intp], norm: str) -> float:
+def _total_without_bias(residual: Floats, starts: NDArray[np.intp], norm: str) -> float:
     """Mean over rows of the absolute or squared error of their bin, less its estimated bias.
 
     The result may be negative, as an unbiased estimate of a small number has to be.

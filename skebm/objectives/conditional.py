@@ -152,8 +152,8 @@ class ConditionalDivergence(Objective):
         """
         if self.assess is None:
             return self.monitor(batch, state, generator)["loss"]
-        found = self.assess(self.energy, batch.x, batch.weight, generator)
-        return batch.x.new_tensor(-found.gain)
+        assessment = self.assess(self.energy, batch.x, batch.weight, generator)
+        return batch.x.new_tensor(-assessment.gain)
 
     def diverged(
         self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100

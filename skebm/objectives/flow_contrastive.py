@@ -203,14 +203,14 @@ class FlowContrastive(Rowwise):
             ratios = of_base - self.energy.correction(torch.cat([x, draws])) - self.log_partition
             n = len(x)
             data, noise, known = ratios[:n] - log_q, ratios[n:] - log_q_draws, of_base[:n]
-            found = self._gains(x, batch.weight)
+            gains = self._gains(x, batch.weight)
         right = weighted_mean((data > 0).to(x.dtype), batch.weight)
         logs = {
             "loss": weighted_mean(softplus(-data), batch.weight) + softplus(noise).mean(),
             "accuracy": (right + (noise < 0).to(x.dtype).mean()) / 2,
             "flow_gain": weighted_mean(log_q - known, batch.weight),
         }
-        return logs | found
+        return logs | gains
 
     def _gains(self, x: Tensor, weight: Tensor | None) -> dict[str, Tensor]:
         """Mean log-likelihood ratio to the base, with log Z estimated from draws of the base."""
@@ -221,5 +221,5 @@ class FlowContrastive(Rowwise):
     def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
         """Minus the log-likelihood ratio to the base: the loss also falls when the flow worsens."""
         with sampling(self):
-            found = self._gains(self._noisy(batch.x, generator), batch.weight)
-        return -found["gain_over_base"].detach()
+            gains = self._gains(self._noisy(batch.x, generator), batch.weight)
+        return -gains["gain_over_base"].detach()

@@ -173,10 +173,10 @@ def choose(
         efficiency, description = _efficiency(energy, base if noise is None else noise)
     if few and (efficiency < HIGH_EFFICIENCY or energy.domain.n_columns == 1):
         method = Quadrature()
-        found = _integral(method, energy, base, rows_of(energy, given))
-        if not found.reason:
-            error = f"{energy.domain.n_columns} columns, with an error of {found.error:.1g}"
-            return Choice(method, f"{too_large}; {error}", method.summary(found, stacklevel=3))
+        integral = _integral(method, energy, base, rows_of(energy, given))
+        if not integral.reason:
+            error = f"{energy.domain.n_columns} columns, with an error of {integral.error:.1g}"
+            return Choice(method, f"{too_large}; {error}", method.summary(integral, stacklevel=3))
     if importance and noise is not None:
         name = type(noise).__name__
         return Choice(

@@ -120,10 +120,10 @@ class LogZGiven(NamedTuple):
 
 def numbers_of_temperatures(first: int, most: int) -> list[int]:
     """Numbers of temperatures that are tried one after the other, four times as many each."""
-    found = [min(first, most)]
-    while found[-1] < most:
-        found.append(min(most, GROWTH * found[-1]))
-    return found
+    numbers = [min(first, most)]
+    while numbers[-1] < most:
+        numbers.append(min(most, GROWTH * numbers[-1]))
+    return numbers
 
 
 def cat(parts: Sequence[LogZGiven]) -> LogZGiven:
@@ -486,7 +486,7 @@ class LangevinSteps(StepsGiven):
         return self.at(self.given.base.of_noise(u[:, 0], normal_of(u[:, 1:])))
 
     def at(self, x: Tensor) -> LangevinState:
-        f, f_grad = self.given.trained_and_grad(x)
+        f, f_grad = self.given.parametric_energy_and_grad(x)
         return LangevinState(x, *self.given.base.log_prob_and_score(x), f, f_grad)
 
     def rows(self, state: LangevinState) -> Tensor:

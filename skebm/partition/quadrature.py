@@ -98,36 +98,36 @@ class Coordinates(NamedTuple):
         return cls(domain, torch.full_like(distance, bound), sign * distance.diag())
 
     @property
-    def unbounded(self) -> bool:
+    def is_unbounded(self) -> bool:
         return self.domain.lower is None and self.domain.upper is None
 
     @property
-    def boxed(self) -> bool:
+    def is_box(self) -> bool:
         return self.domain.lower is not None and self.domain.upper is not None
 
     def rows(self, t: Tensor) -> Tensor:
         """Rows (n, d) of points t (n, d), in float64."""
-        if self.unbounded:
+        if self.is_unbounded:
             return self.centre + (t / (1 - t**2)) @ self.scale.t()
-        scaled = t if self.boxed else (1 + t) / (1 - t)
+        scaled = t if self.is_box else (1 + t) / (1 - t)
         x = self.centre + scaled @ self.scale.t()
         return x.clamp(self.domain.lower, self.domain.upper)  # against rounding
 
     def log_jacobian(self, t: Tensor) -> Tensor:
         """log |dx / dt| at points t (n, d), (n,)."""
         log_scale = self.scale.diag().abs().log().sum()
-        if self.boxed:
+        if self.is_box:
             return log_scale.expand(len(t))
-        if self.unbounded:
+        if self.is_unbounded:
             return log_scale + ((1 + t**2).log() - 2 * (1 - t**2).log()).sum(1)
         return log_scale + (math.log(2) - 2 * (1 - t).log()).sum(1)
 
     def points(self, x: Tensor) -> Tensor:
         """Points t (n, d) of rows x (n, d) in float64."""
         y = torch.linalg.solve_triangular(self.scale, (x - self.centre).t(), upper=False).t()
-        if self.boxed:
+        if self.is_box:
             return y.clamp(-1, 1)
-        if self.unbounded:
+        if self.is_unbounded:
             return 2 * y / (1 + (1 + 4 * y**2).sqrt())
         return (y - 1) / (y + 1)
 
@@ -239,7 +239,7 @@ class Density:
             parts.append(-row_energies(self.energy, rows.view(-1, *shape)))
         value = torch.cat(parts)
         unknown = value.isnan()
-        if not self.coordinates.boxed:
+        if not self.coordinates.is_box:
             # y / (1 - y^2) = FAR
             unknown = unknown & (t.abs().amax(1) < 1 - 0.5 / FAR)
         if unknown.any() or (value == math.inf).any():
@@ -332,9 +332,9 @@ class Cells:
         """Which cells (n,) extend to infinity."""
         coordinates = self.density.coordinates
         high = (self.centre + self.half >= 1 - 1e-15).any(1)
-        if coordinates.boxed:
+        if coordinates.is_box:
             return torch.zeros_like(high)
-        return high | (self.centre - self.half <= 1e-15 - 1).any(1) & coordinates.unbounded
+        return high | (self.centre - self.half <= 1e-15 - 1).any(1) & coordinates.is_unbounded
 
     # ---------------------------------------------------------------- refinement
 
@@ -417,7 +417,7 @@ def integrate(
     """
     template = template_for(energy, x)
     with sampling(energy), torch.no_grad():
-        witnesses, coordinates = _placed(energy, base, x, template)
+        witnesses, coordinates = _points_near_modes(energy, base, x, template)
         density = Density(energy, coordinates, template)
         cells = Cells(density, witnesses)
         while True:
@@ -463,7 +463,7 @@ def _largest(errors: Tensor) -> Tensor:
     return order[:n][value[:n] > 0]
 
 
-def _placed(
+def _points_near_modes(
     energy: Energy, base: Distribution | None, x: Tensor | None, template: Tensor
 ) -> tuple[Tensor, Coordinates]:
     """Points of the cube (n, d) that are likely to be near modes, and its coordinates."""
@@ -596,20 +596,20 @@ class Quadrature(MonteCarloEstimator):
         if base is not None:
             check_base(energy, base, rows)
         check_memory(f"max_evaluations={self.max_evaluations}", self.max_evaluations, torch.float64)
-        found = integrate(energy, base, rows, self.tol, self.max_evaluations)
-        return self.summary(found, stacklevel=3)
+        integral = integrate(energy, base, rows, self.tol, self.max_evaluations)
+        return self.summary(integral, stacklevel=3)
 
-    def summary(self, found: Integral, stacklevel: int = 2) -> LogPartition:
+    def summary(self, integral: Integral, stacklevel: int = 2) -> LogPartition:
         """The estimate of log Z given an integral; warns if its error is larger than `tol`."""
-        if not found.converged:
+        if not integral.converged:
             warn(
-                f"The integral has a relative error of {found.error:.2g} after "
-                f"{found.n_evaluations:,} evaluations, above tol={self.tol:.2g}. Raise "
+                f"The integral has a relative error of {integral.error:.2g} after "
+                f"{integral.n_evaluations:,} evaluations, above tol={self.tol:.2g}. Raise "
                 "max_evaluations, or use AISBracket.",
                 ConvergenceWarning,
             )
-        value, nan = found.log_z, math.nan
-        if found.reason:
-            return LogPartition(value, nan, nan, nan, "heuristic", nan, reason=found.reason)
-        lower, upper = value + math.log1p(-found.error), value + math.log1p(found.error)
+        value, nan = integral.log_z, math.nan
+        if integral.reason:
+            return LogPartition(value, nan, nan, nan, "heuristic", nan, reason=integral.reason)
+        lower, upper = value + math.log1p(-integral.error), value + math.log1p(integral.error)
         return LogPartition(value, value - lower, lower, upper, "heuristic", nan)

@@ -187,7 +187,7 @@ def diagonal_scale(s: Any, x: Tensor, clamp: Clamp | None) -> Any:
     return s.scale_tril.norm(dim=1).view(x.shape[1:])
 
 
-def adapted(state: ChainState, acceptance: Tensor, target: float) -> ChainState:
+def adaptation_step(state: ChainState, acceptance: Tensor, target: float) -> ChainState:
     """The state after an adaptation step; unchanged where it does not adapt."""
     if state.aux is None or state.aux.adaptation is None or not len(state.x):
         return state

@@ -214,7 +214,7 @@ def _sweep_levels(
             logits = torch.cat([logits, torch.zeros_like(logits)], 2)
         if clamp is not None:
             value, mask = clamp.value[:, columns], clamp.mask[:, columns]
-            logits = logits.masked_fill(_excluded(value, mask, k), -math.inf)
+            logits = logits.masked_fill(_exclusions(value, mask, k), -math.inf)
         u = torch.rand(logits.shape, **kind).clamp_(min=torch.finfo(x.dtype).tiny)
         level = (logits - (-u.log()).log()).argmax(2, keepdim=True)
         drawn = torch.zeros_like(logits).scatter_(2, level, 1)
@@ -222,7 +222,7 @@ def _sweep_levels(
     return x
 
 
-def _excluded(value: Tensor, mask: Tensor, k: int) -> Tensor:
+def _exclusions(value: Tensor, mask: Tensor, k: int) -> Tensor:
     """Levels that clamped entries exclude, (n, columns, k); of a bit one and zero."""
     value, mask = value.view(len(value), -1, k) > 0.5, mask.view(len(mask), -1, k)
     if k == 1:

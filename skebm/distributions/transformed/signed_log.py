@@ -117,11 +117,11 @@ class SignedLog(Distribution):
         """The logarithms at a temperature; above 1 the ratio has no bound far from the centre."""
         check_temperature(temperature)
         inner, log_bound = self.distribution.tempered(temperature)
-        found = SignedLog(inner, self.centre, self.scale)
+        distribution = SignedLog(inner, self.centre, self.scale)
         if temperature > 1:
-            return Envelope(found, math.inf)
+            return Envelope(distribution, math.inf)
         volume = float(self.scale.double().log().sum())
-        return Envelope(found, log_bound + (1 - 1 / temperature) * volume)
+        return Envelope(distribution, log_bound + (1 - 1 / temperature) * volume)
 
     @property
     def has_tempered(self) -> bool:

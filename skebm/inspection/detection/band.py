@@ -30,7 +30,7 @@ class Band(NamedTuple):
     upper: np.ndarray
 
 
-def chosen_levels(n: int) -> np.ndarray:
+def levels_up_to(n: int) -> np.ndarray:
     """Integers from 1 to n, all or a selection that is dense near 1."""
     if n <= MAX_LEVELS:
         return np.arange(1, n + 1)

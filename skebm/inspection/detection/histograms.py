@@ -227,12 +227,12 @@ class EnergyHistogramDisplay:
         """Write above either end how many rows lie beyond it."""
         for side, place, sign in ((0, "left", "◀ {}"), (1, "right", "{} ▶")):
             counts = [(name, number[side]) for name, number in self.beyond_.items()]
-            found = ", ".join(f"{number} {name}" for name, number in counts if number)
-            if found:
+            numbers = ", ".join(f"{number} {name}" for name, number in counts if number)
+            if numbers:
                 self.ax_.text(
                     side,
                     1.01,
-                    sign.format(found),
+                    sign.format(numbers),
                     transform=self.ax_.transAxes,
                     ha=place,
                     va="bottom",
