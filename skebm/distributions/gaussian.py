@@ -25,9 +25,6 @@ from skebm.distributions._fitting import (
 from skebm.distributions.base import Distribution, Envelope, Tilt
 from skebm.distributions.conditionals import Given, IndependentGiven, MixtureGiven
 
-# Least automatic shrinkage, which keeps the covariance of duplicated columns invertible.
-MIN_SHRINKAGE = 1e-3
-
 
 class Gaussian(Distribution):
     r"""The normal distribution :math:`N(\mu, \Sigma)`, of independent entries or of flat rows.
@@ -433,6 +430,8 @@ def ledoit_wolf(z: Tensor, w: Tensor, correlation: Tensor) -> float:
     squared = correlation.square().sum()
     distance = squared - len(correlation)  # from the identity
     noise = (w @ z.square().sum(1).square() / n - squared) / n
+    # Least automatic shrinkage, which keeps the covariance of duplicated columns invertible.
+    min_shrinkage = 1e-3
     if distance <= 0:
-        return MIN_SHRINKAGE
-    return float((noise / distance).clamp(MIN_SHRINKAGE, 1.0))
+        return min_shrinkage
+    return float((noise / distance).clamp(min_shrinkage, 1.0))

@@ -31,10 +31,6 @@ from skebm.distributions.conditionals import Given, KernelGiven, ScalesGiven
 from skebm.distributions.gaussian import ledoit_wolf
 from skebm.distributions.mixture import _positive_definite
 
-# The smallest and the largest initial scale, relative to the single bandwidth of largest
-# likelihood. That bandwidth is closer to the largest: it has to cover rows far from all others.
-INITIAL_SCALES = (0.25, 2.5)
-
 # Least variance of a kernel relative to that of the columns.
 VARIANCE_FLOOR = 1e-5
 
@@ -194,7 +190,10 @@ def fit_scales(
     z = torch.linalg.solve_triangular(scale_tril, z.t(), upper=False).t().contiguous()
     if factor is None:
         factor = best_factor(z, w, STAGES[0][0])
-    low, high = (math.log(factor * end) for end in INITIAL_SCALES)
+    # The smallest and the largest initial scale, relative to the single bandwidth of largest
+    # likelihood. That bandwidth is closer to the largest: it has to cover rows far from all others.
+    initial_scales = (0.25, 2.5)
+    low, high = (math.log(factor * end) for end in initial_scales)
     sizes = torch.linspace(low, high, n_scales, dtype=z.dtype, device=z.device).exp()
     covariances = torch.diag_embed(sizes.square()[:, None].expand(-1, z.shape[1]))
     mixing_weights = torch.full_like(sizes, 1 / n_scales)
@@ -294,9 +293,6 @@ FACTORS = tuple(0.01 * 2**k for k in range(9))
 # Most rows that are left out in turn, and the largest weight of one, in medians.
 MAX_ROWS, MOST_WEIGHT = 2000, 3.0
 
-# Tolerance of the logarithm of the factor.
-BANDWIDTH_TOLERANCE = 0.02
-
 
 def best_factor(z: Tensor, w: Tensor, max_rows: int | None = None) -> float:
     """Bandwidth of largest leave-one-out likelihood within `FACTORS`, for standardised rows (n, d).
@@ -314,11 +310,13 @@ def _line_search(scores: Sequence[float], likelihood: Callable[[float], float]) 
     """The factor of largest likelihood, by a line search around the best of `FACTORS`."""
     top = max(range(len(FACTORS)), key=scores.__getitem__)
     low, high = FACTORS[max(top - 1, 0)], FACTORS[min(top + 1, len(FACTORS) - 1)]
+    # Tolerance of the logarithm of the factor.
+    bandwidth_tolerance = 0.02
     optimum = minimize_scalar(
         lambda log_factor: -likelihood(math.exp(log_factor)),
         bounds=(math.log(low), math.log(high)),
         method="bounded",
-        options={"xatol": BANDWIDTH_TOLERANCE},
+        options={"xatol": bandwidth_tolerance},
     )
     return math.exp(optimum.x)
 
@@ -394,11 +392,6 @@ def _score(
 # Bandwidths that differ from row to row
 # ------------------------------------------------------------------------------
 
-# Least distance to a neighbour, relative to the median of the rows.
-LEAST_DISTANCE = 0.1
-# Rows that are left out in turn for the common factor of the bandwidths.
-MAX_LOCAL_ROWS = 500
-
 
 def neighbour_distances(z: Tensor, k: int) -> Tensor:
     """Distances of distinct rows z (n, d) to their k-th nearest others over their median, (n,).
@@ -417,12 +410,16 @@ def neighbour_distances(z: Tensor, k: int) -> Tensor:
     if not away.any():
         return torch.ones_like(distances)
     (middle,) = weighted_quantiles(distances[away], torch.ones_like(distances[away]), (0.5,))
-    return (distances / middle).clamp_(min=LEAST_DISTANCE)
+    # Least distance to a neighbour, relative to the median of the rows.
+    least_distance = 0.1
+    return (distances / middle).clamp_(min=least_distance)
 
 
 def best_common_factor(z: Tensor, w: Tensor, factors: Tensor) -> float:
     """What to multiply `factors` (n,) by for the largest leave-one-out likelihood of rows z."""
-    index, count = rows_to_leave_out(w, MAX_LOCAL_ROWS)
+    # Rows that are left out in turn for the common factor of the bandwidths.
+    max_local_rows = 500
+    index, count = rows_to_leave_out(w, max_local_rows)
     if len(z) < 2 or not z.shape[1]:
         return 1.0
     distance = squared_distances(z, z.square().sum(1), index)

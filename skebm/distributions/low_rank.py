@@ -26,14 +26,6 @@ from skebm.distributions.mixture import MIN_COUNT, _check_range, _StandardisedRo
 
 # Numbers computed at once: more of them do not fit into the caches of a core.
 AT_ONCE = 2**17
-# Directions beyond the rank, and products with the rows, of the initial principal components.
-OVERSAMPLED, N_POWERS = 8, 2
-# Least fraction of the variance of a column that is its own to begin with.
-LEAST_OWN = 0.05
-# Steps of the factors for each update of the responsibilities.
-N_FACTOR_STEPS = 2
-# A row counts for a component if it belongs to it with at least this probability.
-LEAST_SHARE = 1e-4
 
 
 class LowRankMixture(Distribution):
@@ -474,15 +466,19 @@ def _m_step(
     factors, variances = z.new_empty(*means.shape, rank), torch.empty_like(means)
     pooled = weight.sum(1) @ z.square() - count @ means.square()
     pooled = pooled.clamp_min(0) / count.sum()
+    # Steps of the factors for each update of the responsibilities.
+    n_factor_steps = 2
+    # A row counts for a component if it belongs to it with at least this probability.
+    least_share = 1e-4
     for k, h in enumerate(weight.t()):
-        rows = (h > LEAST_SHARE * h.max()).nonzero()[:, 0]
+        rows = (h > least_share * h.max()).nonzero()[:, 0]
         y = (z[rows] - means[k]) * h[rows].sqrt()[:, None]
         scatter = Scatter.of(y, count[k], prior, pooled)
         if mixture is None:
             own = _principal(scatter, rank, prior.ridge, generator)
         else:
             own = mixture.factors[k], mixture.variances[k]
-        for _ in range(N_FACTOR_STEPS if rank else 1):
+        for _ in range(n_factor_steps if rank else 1):
             own = _factor_step(scatter, *own, prior.ridge)
         factors[k], variances[k] = own
     return LowRankMixture(count / count.sum(), means, factors, variances)
@@ -496,10 +492,12 @@ def _principal(
     Also the variances that they leave, (d,).
     """
     scale = (scatter.total + ridge).sqrt()
-    d, size = len(scale), min(rank + OVERSAMPLED, len(scale))
+    # Directions beyond the rank, and products with the rows, of the initial principal components.
+    oversampled, n_powers = 8, 2
+    d, size = len(scale), min(rank + oversampled, len(scale))
     kind: dict[str, Any] = {"generator": generator, "device": generator.device}
     basis = torch.randn(d, size, dtype=scale.dtype, **kind).to(scale.device)
-    for _ in range(N_POWERS):
+    for _ in range(n_powers):
         basis = torch.linalg.qr(scatter.times(basis / scale[:, None]) / scale[:, None]).Q
     image = scatter.times(basis / scale[:, None]) / scale[:, None]
     variance, axes = torch.linalg.eigh(basis.t() @ image)
@@ -507,7 +505,9 @@ def _principal(
     left = (d - variance.sum()) / max(1, d - rank)
     factors = scale[:, None] * (basis @ axes * (variance - left).clamp_min(0).sqrt())
     variances = scale.square() - factors.square().sum(1)
-    return factors, variances.clamp_min(LEAST_OWN * scale.square())
+    # Least fraction of the variance of a column that is its own to begin with.
+    least_own = 0.05
+    return factors, variances.clamp_min(least_own * scale.square())
 
 
 def _factor_step(

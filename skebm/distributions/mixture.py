@@ -37,13 +37,6 @@ KMEANS_STEPS = 5
 # row, is removed.
 MIN_COUNT = 1e-3
 
-# Runs of EM with a fixed prior; the prior of the first comes from the clusters.
-N_PRIORS = 2
-
-# Rows by which the centre of the prior is shrunk. More would distort columns that nearly duplicate
-# each other, which costs a nat and more.
-CENTRE_ROWS = 2.0
-
 
 class Prior(NamedTuple):
     """A prior of the covariances like the inverse Wishart, worth `rows` rows of `centre`."""
@@ -91,7 +84,9 @@ def expectation_maximisation(
     """
     responsibilities = torch.nn.functional.one_hot(labels).double()
     path: list[float] = []
-    for last in range(N_PRIORS):
+    # Runs of EM with a fixed prior; the prior of the first comes from the clusters.
+    n_priors = 2
+    for last in range(n_priors):
         count, means, scatter = component_statistics(z, w, responsibilities)
         prior = make_prior(count, scatter, regularisation, prior_rows)
         before = -math.inf
@@ -123,11 +118,14 @@ def make_prior(
     n_components, d = scatter.shape[:2]
     rows = d + 2.0 if prior_rows is None else prior_rows
     centre = scatter.sum(0)
+    # Rows by which the centre of the prior is shrunk. More would distort columns that nearly
+    # duplicate each other, which costs a nat and more.
+    centre_rows = 2.0
     # Constant columns, whose scatter is zero, get their variance of one from the ridge alone.
     centre.diagonal().add_(
-        CENTRE_ROWS * n_components ** (-2 / d) * (scatter.diagonal(dim1=1, dim2=2).sum(0) > 0)
+        centre_rows * n_components ** (-2 / d) * (scatter.diagonal(dim1=1, dim2=2).sum(0) > 0)
     )
-    return Prior(rows, centre / (count.sum() + CENTRE_ROWS), ridge)
+    return Prior(rows, centre / (count.sum() + centre_rows), ridge)
 
 
 def component_statistics(

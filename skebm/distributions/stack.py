@@ -41,8 +41,6 @@ MOST_PER_ROW, MOST_LOW_WORK, OVERHEAD = 8e4, 4e8, 8
 # Multiplications for each column that wide rows may take instead, by one shape, and by all parts of
 # a stack: those of 64 factors, and of independent columns beside them. A network takes hundreds.
 WIDE_SHAPE, WIDE_STACK = 64 + OVERHEAD, 64 + 2 * OVERHEAD
-# Nats per column and row below which a step of EM ends it.
-LOW_TOLERANCE = 1e-3
 # Scales of the kernel density, most of its centres, and most rows for the mixtures.
 N_SCALES, MOST_CENTRES, MOST_ROWS = 4, 2000, 5000
 # Folds, and the number of held-out rows that is enough, so that some folds need not be fitted.
@@ -546,7 +544,9 @@ def _low_rank_candidates(n: int, d: int, seed: int) -> list[Candidate]:
     def mixture(size: int, rank: int, prior: dict[str, Any]) -> Any:
         def fit(x: Tensor, w: Tensor) -> Distribution:
             generator = torch.Generator(x.device).manual_seed(seed)
-            kind: dict[str, Any] = {"tol": LOW_TOLERANCE * d, "generator": generator} | prior
+            # Nats per column and row below which a step of EM ends it.
+            low_tolerance = 1e-3
+            kind: dict[str, Any] = {"tol": low_tolerance * d, "generator": generator} | prior
             return LowRankMixture.fit(x, w, size, rank, **kind)
 
         return fit

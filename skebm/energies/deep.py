@@ -26,8 +26,6 @@ from skebm.energies.rbm.mixed import MixedRBM
 HIDDEN_LOGIT = -1.0
 # Products of other widths are rounded by the place of a row in its block.
 ALIGNMENT = 16
-# Log-odds of units that only fill up a layer.
-OFF = -1e4
 # Numbers that a sum over states holds at a time: 16 MB of float32.
 CHUNK = 4_000_000
 
@@ -388,10 +386,12 @@ class HiddenGiven:
         self.bias = energy.visible_bias[d : d + b]
         if b and isinstance(energy, MixedRBM):  # its base is a part of the energy
             self.bias = self.bias + energy.parts[-1].logits
+        # Log-odds of units that only fill up a layer.
+        off = -1e4
         if padded:
             extra = -b % ALIGNMENT
             self.weight = nn.functional.pad(self.weight, (0, extra))
-            self.bias = nn.functional.pad(self.bias, (0, extra), value=OFF)
+            self.bias = nn.functional.pad(self.bias, (0, extra), value=off)
 
     @functools.cached_property
     def log_rest(self) -> Tensor:

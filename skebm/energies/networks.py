@@ -92,10 +92,6 @@ Head = Callable[[Tensor], tuple[Tensor, Tensor]]
 # Frequencies of the sine and cosine features of the logarithm of a noise level.
 LEVEL_FREQUENCIES = (0.5, 1.0, 2.0, 4.0)
 
-# Initial weight of the mean feature in an energy without base and bounds, per root of the columns.
-# Means grow with about a third of the distance: most of exp(-E) is within a few units then.
-CONFINEMENT = 4.0
-
 
 class MLP(BaseEstimator):
     r"""Fully connected network of flat rows with a scalar output and smooth activations.
@@ -448,7 +444,11 @@ def initial_output(spec: Spec, n_features: int) -> float:
     does, too. With a flat energy, chains would diffuse to regions where the first steps of training
     change the energy by hundreds of nats.
     """
-    return CONFINEMENT * math.sqrt(math.prod(spec.shape)) / n_features if spec.confining else 0.0
+    # Initial weight of the mean feature in an energy without base and bounds, per root of the
+    # columns. Means grow with about a third of the distance: most of exp(-E) is within a few units
+    # then.
+    confinement = 4.0
+    return confinement * math.sqrt(math.prod(spec.shape)) / n_features if spec.confining else 0.0
 
 
 class LevelShifts(nn.Module):

@@ -15,8 +15,6 @@ from skebm.metrics._checks import Floats, labels_of
 
 STRATEGIES = ("quantile", "uniform")
 NORMS = ("l1", "l2")
-# Rows of probabilities sum to one up to this: enough for half precision, not for logits.
-SUM_TOLERANCE = 1e-3
 
 
 def expected_calibration_error(
@@ -146,7 +144,9 @@ def _events(y_true: Any, y_prob: Any, labels: Any) -> tuple[NDArray[np.bool_], F
     _check_classes(truth, classes, 2 if prob.ndim == 1 else prob.shape[1])
     if prob.ndim == 1:
         return truth == classes[1], prob
-    if np.abs(prob.sum(1) - 1).max() > SUM_TOLERANCE:
+    # Rows of probabilities sum to one up to this: enough for half precision, not for logits.
+    sum_tolerance = 1e-3
+    if np.abs(prob.sum(1) - 1).max() > sum_tolerance:
         raise ValueError("Rows of y_prob must sum to 1, one column for each class.")
     top = prob.argmax(1)
     return truth == classes[top], prob[np.arange(len(prob)), top]

@@ -21,8 +21,6 @@ from skebm.samplers._moves import standard_normal
 # Batches between two checks of the classifier's accuracy, each of which synchronises the device,
 # and the weight of the last batch in the moving average of the accuracy.
 CHECK_EVERY, RATE = 16, 0.1
-# Accuracy above which the gradient of the energy is informative for the flow.
-LEAST_ACCURACY = 0.52
 
 
 class FlowState(NamedTuple):
@@ -173,7 +171,9 @@ class FlowContrastive(Rowwise):
         (right,) = mean_over_ranks(right)  # all processes train the flow, or none
         discriminated, n_batches = torch.lerp(state.discriminated, right, RATE), state.n_batches + 1
         checks = n_batches % CHECK_EVERY == 0
-        moves = bool(discriminated > LEAST_ACCURACY) if checks else state.moves
+        # Accuracy above which the gradient of the energy is informative for the flow.
+        least_accuracy = 0.52
+        moves = bool(discriminated > least_accuracy) if checks else state.moves
         return FlowState(discriminated, n_batches, moves)
 
     def pack(self, state: FlowState) -> dict[str, Tensor | None]:

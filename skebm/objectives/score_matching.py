@@ -100,10 +100,6 @@ class Rowwise(Objective, abc.ABC):
         return self.passes * super().work(n_rows)
 
 
-# Distance from a bound, in units of x, beyond which the weight of a column is constant.
-MAX_WEIGHT = 1.0
-
-
 class HyvarinenScore(Rowwise, abc.ABC):
     r"""Score matching by second derivatives, for bounded and unbounded columns.
 
@@ -303,7 +299,9 @@ def normal_noise(
 def boundary_weight(x: Tensor, domain: Any) -> tuple[Tensor, Tensor]:
     """Weight h of each entry, (n, d), and its derivative."""
     x = x.flatten(1)
-    h, grad = torch.full_like(x, MAX_WEIGHT), torch.zeros_like(x)
+    # Distance from a bound, in units of x, beyond which the weight of a column is constant.
+    max_weight = 1.0
+    h, grad = torch.full_like(x, max_weight), torch.zeros_like(x)
     if domain.lower is not None:
         near = x - domain.lower < h
         h, grad = torch.where(near, x - domain.lower, h), torch.where(near, 1.0, grad)

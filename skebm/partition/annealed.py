@@ -41,15 +41,6 @@ from skebm.samplers import Gibbs
 # Pilot runs have a quarter of the chains, within these limits, and this many intervals of the
 # inverse temperature. More chains or steps than the largest improve the schedule no further.
 N_INTERVALS, MIN_CHAINS, MAX_CHAINS, MAX_STEPS = 10, 10, 50, 800
-# Cost of the two pilot runs together, relative to that of the run.
-PILOT_COST = 0.1
-# With fewer temperatures than this an even spacing is as good.
-MIN_BETAS = 20
-# Adaptation steps of a kernel at each temperature of the first pilot run.
-ADAPTATION_STEPS = 20
-# Weight of the thermodynamic length in the spacing; the rest is even, as short pilot runs
-# underestimate long autocorrelation times.
-LENGTH_WEIGHT = 0.5
 
 
 # Parts of the temperatures that are tried first, where there are enough of them.
@@ -269,12 +260,18 @@ def adaptive_schedule(
     size).
     """
     even = np.linspace(0, 1, n_betas)
-    if n_betas == 2 or not (kernel.adapts or n_betas >= MIN_BETAS):
+    # With fewer temperatures than this an even spacing is as good.
+    min_betas = 20
+    if n_betas == 2 or not (kernel.adapts or n_betas >= min_betas):
         return Schedule(even.tolist(), [], [])
     n = min(max(n_chains // 4, min(n_chains, MIN_CHAINS), 2), MAX_CHAINS)
-    pilot_steps = max(min(int(PILOT_COST * n_betas * n_chains / n), MAX_STEPS), 2)
+    # Cost of the two pilot runs together, relative to that of the run.
+    pilot_cost = 0.1
+    pilot_steps = max(min(int(pilot_cost * n_betas * n_chains / n), MAX_STEPS), 2)
     betas = np.linspace(0, 1, min(N_INTERVALS, pilot_steps // 2) + 1)
-    n_steps = ADAPTATION_STEPS if kernel.adapts else 1
+    # Adaptation steps of a kernel at each temperature of the first pilot run.
+    adaptation_steps = 20
+    n_steps = adaptation_steps if kernel.adapts else 1
     lengths, schedule = _pilot_run(path, kernel, n, betas, n_steps, generator)
     if pilot_steps > 2 * N_INTERVALS:
         betas = np.asarray(_space_betas(betas, lengths, N_INTERVALS + 1))
@@ -290,7 +287,10 @@ def _space_betas(betas: np.ndarray, lengths: np.ndarray, n: int) -> list[float]:
     # A path without length, or an overflow, about which the run itself warns.
     if not 0 < cumulative[-1] < np.inf:
         return even.tolist()
-    position = LENGTH_WEIGHT * cumulative / cumulative[-1] + (1 - LENGTH_WEIGHT) * betas
+    # Weight of the thermodynamic length in the spacing; the rest is even, as short pilot runs
+    # underestimate long autocorrelation times.
+    length_weight = 0.5
+    position = length_weight * cumulative / cumulative[-1] + (1 - length_weight) * betas
     return np.interp(even, position, betas).tolist()
 
 

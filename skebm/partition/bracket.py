@@ -32,8 +32,6 @@ UNNAMED = "the given rows"
 WIDE = "AIS from a wider base"
 # Standard error, as a multiple of `tol`, from which on a limit that ended the estimate is told.
 TOLD = 4
-# Standard error, as a multiple of the smallest, up to which a run of any value counts.
-PRECISE = 2
 # Nats between value and upper end from which on it is told.
 WIDEST = 1.0
 
@@ -309,7 +307,9 @@ def _exceeds(one: LogPartition, other: LogPartition) -> bool:
 
 def _is_informative(one: LogPartition, best: LogPartition) -> bool:
     """Whether an estimate says how large log Z may be, beside the most precise one."""
-    return one.std_error <= PRECISE * best.std_error or _exceeds(one, best)
+    # Standard error, as a multiple of the smallest, up to which a run of any value counts.
+    precise = 2
+    return one.std_error <= precise * best.std_error or _exceeds(one, best)
 
 
 def _in_words(one: LogPartition) -> str:

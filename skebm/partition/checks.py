@@ -31,8 +31,6 @@ from skebm.samplers import HMC, Blocks, Gibbs, GibbsWithGradients
 # Why importance weights of draws of a base bound log Z from below only.
 NO_UPPER = "no upper bound: the weights do not show a mode that all draws have missed"
 WIDE_SCALE = 10.0  # times the standard deviations of a normal base
-# Uniform draws of a discrete domain, or of a box, at which the support of a base is checked.
-N_SUPPORT_DRAWS = 256
 # With more columns than this a fitted base has a diagonal covariance.
 MAX_DENSE = 1000
 
@@ -231,10 +229,12 @@ def check_base(energy: Energy, base: Any, x: Tensor | Mapping[str, Tensor] | Non
         )
     rows = rows_of(energy, x)
     _check_support(energy, base, rows, "row {} of x")
+    # Uniform draws of a discrete domain, or of a box, at which the support of a base is checked.
+    n_support_draws = 256
     if has_uniform(energy.domain):
         template = template_for(energy, rows)
         generator = generator_for(None, template.device)
-        draws = energy.domain.uniform(N_SUPPORT_DRAWS, generator, dtype=template.dtype)
+        draws = energy.domain.uniform(n_support_draws, generator, dtype=template.dtype)
         _check_support(energy, base, draws, "a state of its domain (uniform draw {})")
 
 
@@ -280,9 +280,6 @@ def _check_support(energy: Energy, base: Distribution, x: Tensor | None, where: 
 
 # Random directions, and as many along single columns.
 N_RAYS = 64
-# Distances at which energies must grow; the last one at which they can be computed decides. Fourth
-# powers of the largest still fit into single precision.
-RADII = (1e2, 1e4, 1e6, 1e8)
 # Part of d log r by which E must exceed it: E that grows just as fast is refused however it is
 # rounded, Student's t with nu > d / 1000 is not.
 MARGIN = 1e-3
@@ -395,10 +392,13 @@ def _grows(
     rounded = ray * (1 + 8 * torch.finfo(ray.dtype).eps * torch.sin(1e3 * ray + 1).sign())
     grows = torch.ones(len(ray), dtype=torch.bool, device=ray.device)
     previous = [at(1.0, ray)]
-    for radius in RADII:
+    # Distances at which energies must grow; the last one at which they can be computed decides.
+    # Fourth powers of the largest still fit into single precision.
+    radii = (1e2, 1e4, 1e6, 1e8)
+    for radius in radii:
         near, far = at(radius, ray), at(2 * radius, ray)
         unknown = near.isnan() | far.isnan()
-        if radius == RADII[0] and unknown.any():
+        if radius == radii[0] and unknown.any():
             raise FloatingPointError(
                 f"The energy is nan along {int(unknown.sum())} of {len(ray)} rays, at a "
                 f"distance of {radius:.0f} from the origin: check the model's parameters, or "
@@ -407,7 +407,7 @@ def _grows(
         # An infinite energy is large enough, also where the nearer one is infinite as well.
         increases = (far == math.inf) | (far - near > needed * math.log(2))
         for n_radii, value in enumerate(previous[-2:][::-1], 1):
-            increases |= far - value > needed * math.log(2 * RADII[0] ** n_radii)
+            increases |= far - value > needed * math.log(2 * radii[0] ** n_radii)
         if resolve:
             noise = 4 * (at(2 * radius, rounded) - far).abs()
             unknown |= noise > 0.1 * (far - near).abs().clamp_min(needed)

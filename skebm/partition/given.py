@@ -33,8 +33,6 @@ from skebm.partition.annealed import AnnealingSteps, anneal
 # Chains of a frame and temperatures of a short annealing, which compares models; hidden states up
 # to which log Z is a sum instead.
 N_CHAINS, N_BETAS, FEW_STATES = 2, 50, 256
-# How many times as many temperatures are tried where too few were not precise enough.
-GROWTH = 4
 # Uniform numbers of the next step of all chains, (m n, width).
 Uniforms = Callable[[], Tensor]
 
@@ -121,8 +119,10 @@ class LogZGiven(NamedTuple):
 def numbers_of_temperatures(first: int, most: int) -> list[int]:
     """Numbers of temperatures that are tried one after the other, four times as many each."""
     numbers = [min(first, most)]
+    # How many times as many temperatures are tried where too few were not precise enough.
+    growth = 4
     while numbers[-1] < most:
-        numbers.append(min(most, GROWTH * numbers[-1]))
+        numbers.append(min(most, growth * numbers[-1]))
     return numbers
 
 

@@ -32,21 +32,14 @@ from skebm.partition.checks import (
 MAX_COLUMNS = 3
 # Cells along each column at the start, by the number of columns.
 N_START = {1: 64, 2: 16, 3: 8}
-# Points at which the density is computed besides the nodes, to find modes between them: rows, as
-# many draws of the base, and of points of the cube.
-N_WITNESSES = 1000
 # A cell whose largest node is less than a half of the density at such a point is not resolved.
 RESOLVED = 2.0
 # Log densities this far below the largest are of no account.
 NEGLIGIBLE = 25.0
-# Correlation from which on the coordinates are rotated.
-CORRELATED = 0.5
 # Cells narrower than this are not halved: beyond, 1 - t is too inaccurate.
 NARROWEST = 1e-12
 # Rows of which energies are computed at a time.
 CHUNK = 16_384
-# Factor of the difference between two rules, which at singular corners is about the error itself.
-SAFETY = 2.0
 # Cells are halved until these hold no more than a tenth of the error.
 MARKED = 0.9
 # Relative error above which an estimate of the error is not believed, and bounds are nan.
@@ -145,7 +138,9 @@ def _factor(points: Tensor) -> Tensor:
     ridge = 1e-6 * variance + torch.where(variance > 0, torch.zeros_like(variance), least)
     scale = (variance + ridge).sqrt()
     correlation = covariance / (scale[:, None] * scale)
-    if (correlation - correlation.diag().diag()).abs().max() < CORRELATED:
+    # Correlation from which on the coordinates are rotated.
+    correlated = 0.5
+    if (correlation - correlation.diag().diag()).abs().max() < correlated:
         return scale.diag()
     factor: Tensor = torch.linalg.cholesky(covariance + ridge.diag())
     return factor
@@ -358,7 +353,10 @@ class Cells:
         f = (log_f - self.shift).exp() if self.shift > -math.inf else torch.zeros_like(log_f)
         volume = (2 * half).prod(1)
         value = volume * (f @ self.rule.weights)
-        error = SAFETY * (value - volume * (f @ self.rule.embedded)).abs()
+        # Factor of the difference between two rules, which at singular corners is about the error
+        # itself.
+        safety = 2.0
+        error = safety * (value - volume * (f @ self.rule.embedded)).abs()
         axis = self._axis_to_halve(f, half)
         new = (centre, half, torch.full_like(axis, -1), axis, value, error, f.amax(1))
         for name, part in zip(LEAF, new, strict=True):
@@ -469,11 +467,14 @@ def _points_near_modes(
     """Points of the cube (n, d) that are likely to be near modes, and its coordinates."""
     domain: Any = energy.domain
     generator = generator_for(None, template.device)  # the same draws for every seed
-    near = [] if x is None else [x[torch.linspace(0, len(x) - 1, N_WITNESSES).long().unique()]]
+    # Points at which the density is computed besides the nodes, to find modes between them: rows,
+    # as many draws of the base, and of points of the cube.
+    n_witnesses = 1000
+    near = [] if x is None else [x[torch.linspace(0, len(x) - 1, n_witnesses).long().unique()]]
     if base is None and x is None:
         base = default_base(energy)
     if base is not None:
-        draws = base.to(template.device, template.dtype).sample(N_WITNESSES, generator)
+        draws = base.to(template.device, template.dtype).sample(n_witnesses, generator)
         near.append(draws[domain.contains(draws)])
     points = [one.flatten(1).double() for one in near]
     if not any(map(len, points)):
@@ -482,7 +483,7 @@ def _points_near_modes(
     spread = points[0] if len(points[0]) > domain.n_columns else everything
     coordinates = Coordinates.of(domain, spread)
     anywhere = torch.rand(
-        (N_WITNESSES, domain.n_columns),
+        (n_witnesses, domain.n_columns),
         generator=generator,
         dtype=torch.float64,
         device=template.device,

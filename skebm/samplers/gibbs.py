@@ -23,9 +23,6 @@ from skebm.base import (
 from skebm.base.domains import columns_of
 from skebm.base.sampler import whole_number
 
-# Colours for each column above which columns are drawn one by one.
-SINGLE_COLUMNS = 0.25
-
 
 class Gibbs(Sampler):
     r"""Block Gibbs sampling of a bipartite or a pairwise energy: exact.
@@ -160,7 +157,9 @@ def _sweep(
     u = torch.rand(x.shape, generator=generator, dtype=x.dtype, device=x.device)
     u = u.clamp_(min=torch.finfo(u.dtype).eps / 2).logit()  # the logit of 0 would be -inf
     colours = energy.colours
-    if x.device.type == "cpu" and len(colours) > SINGLE_COLUMNS * x.shape[1]:
+    # Colours for each column above which columns are drawn one by one.
+    single_columns = 0.25
+    if x.device.type == "cpu" and len(colours) > single_columns * x.shape[1]:
         return _sweep_columns(energy, x, u, beta, clamp)
     x = x.clone()
     for columns in colours:

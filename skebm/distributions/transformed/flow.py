@@ -33,16 +33,10 @@ FLOWS = ("maf", "nsf", "coupling")
 PER_ENTRY = 200
 # Fewest rows of which some are held out, and the most steps with fewer rows.
 MIN_ROWS_TO_SPLIT, FEW_STEPS = 50, 50
-# Held-out rows are repeated with other noise up to this number, and at most so often.
-MIN_HELD_OUT, MAX_COPIES = 500, 10
 # Least number of steps between two evaluations on held-out rows.
 MIN_CHECK_EVERY = 20
 # Norm at which gradients are clipped.
 CLIP = 5.0
-# Number of rows up to which the default weight decay is 1.
-DECAY_ROWS = 1500
-# Factor of the initial weights of the last layers, which makes the maps nearly the identity.
-INITIAL_SCALE = 0.1
 # Steps in which the learning rate rises, and its last value relative to the largest.
 WARM_UP, LAST_RATE = 20, 0.01
 
@@ -59,8 +53,10 @@ class TrainingSettings(NamedTuple):
 
     def for_rows(self, n_rows: int) -> TrainingSettings:
         """The settings for a number of rows; `ValueError` for a value out of range."""
+        # Number of rows up to which the default weight decay is 1.
+        decay_rows = 1500
         if self.weight_decay is None:  # like a prior, it matters less with more rows
-            return self._replace(weight_decay=min(1.0, DECAY_ROWS / n_rows)).for_rows(n_rows)
+            return self._replace(weight_decay=min(1.0, decay_rows / n_rows)).for_rows(n_rows)
         for name in ("batch_size", "n_steps", "n_steps_no_change"):
             whole_number(name, getattr(self, name), 1)
         for name, below in (
@@ -135,11 +131,13 @@ def build(config: dict[str, Any], n_columns: int) -> nn.Module:
         settings["passes"] = 2
     make = zuko.flows.MAF if config["kind"] == "maf" else zuko.flows.NSF
     flow = make(n_columns, **settings)
+    # Factor of the initial weights of the last layers, which makes the maps nearly the identity.
+    initial_scale = 0.1
     # Each map starts near the identity, so that the flow starts near a normal distribution.
     for part in flow.transform.transforms:
         last = part.hyper[-1] if n_columns > 1 else part  # one column needs no network
         for p in last.parameters():
-            p.data.mul_(INITIAL_SCALE)
+            p.data.mul_(initial_scale)
     return flow
 
 
@@ -230,7 +228,9 @@ def _split_rows(
 def _copies(held_out: StandardisedRows, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Held-out rows with fixed noise, several copies where there are few, and their weights."""
     n = len(held_out.z)
-    copies = min(MAX_COPIES, math.ceil(MIN_HELD_OUT / n)) if held_out.noise.any() else 1
+    # Held-out rows are repeated with other noise up to this number, and at most so often.
+    min_held_out, max_copies = 500, 10
+    copies = min(max_copies, math.ceil(min_held_out / n)) if held_out.noise.any() else 1
     z = held_out.noisy(held_out.z.repeat(copies, 1), generator)
     return z, held_out.weight.repeat(copies)
 

@@ -16,9 +16,6 @@ from skebm.distributions.trees.blocks import Counts, mutual_information
 from skebm.distributions.trees.chow_liu import maximum_spanning_tree
 from skebm.distributions.trees.tables import TreeOfTables
 
-# Weight of even levels in the marginal of a column, which levels that do not occur need.
-LEVEL_SMOOTHING = 1e-3
-
 
 class CategoricalTree(TreeOfTables):
     r"""A tree of columns with two or more levels, :math:`q(x) = \prod_i q(x_i \mid x_{\pi(i)})`.
@@ -126,9 +123,11 @@ class CategoricalTree(TreeOfTables):
         cut = sizes.tolist()
         pairs = [block.split(cut, 1) for block in counts.pairs.split(cut, 0)]
         tables = torch.ones(len(groups), n_levels, n_levels, dtype=torch.double)
+        # Weight of even levels in the marginal of a column, which levels that do not occur need.
+        level_smoothing = 1e-3
         for u, above in enumerate(parent):
             own = pairs[u][u].diagonal()
-            smooth = (1 - LEVEL_SMOOTHING) * own / own.sum() + LEVEL_SMOOTHING / len(own)
+            smooth = (1 - level_smoothing) * own / own.sum() + level_smoothing / len(own)
             table = smooth[None] if above < 0 else pairs[above][u] + smoothing * smooth
             tables[u, : len(table), : len(own)] = table / table.sum(1, keepdim=True)
         return cls(domain, parent, tables.log().to(x.device, x.dtype))

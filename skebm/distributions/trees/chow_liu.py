@@ -46,10 +46,6 @@ def _root_at(tree: sp.csr_array, root: int) -> tuple[np.ndarray, int]:
     return np.where(parent < 0, -1, parent).astype(np.int64), int(order[-1])
 
 
-# Log-odds beyond those of all tables at which a message has saturated: exp(-30) is 1e-13.
-SATURATION = 30.0
-
-
 class _Factors(NamedTuple):
     """q(x_i given its parent) to a power, columns in breadth-first order; (d, 1) each."""
 
@@ -326,8 +322,10 @@ class TreeTilt(Tilt):
         off, on, shift = (
             part.split(tree._sizes) for part in (factors.off, factors.on, factors.shift)
         )
+        # Log-odds beyond those of all tables at which a message has saturated: exp(-30) is 1e-13.
+        saturation = 30.0
         # Beyond this limit a message is constant but for the cancellation of its two terms.
-        limit = SATURATION + self.power * tree._largest
+        limit = saturation + self.power * tree._largest
         for depth in range(tree.depth, 0, -1):
             start, stop = tree._starts[depth : depth + 2]
             own = log_odds[start:stop].clone()  # autograd needs the present values

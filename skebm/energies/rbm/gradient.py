@@ -12,9 +12,6 @@ from skebm.base import Centering, Conditional, ContrastGradient, Offsets, Penalt
 from skebm.base.contrast import means_of
 from skebm.base.units import Bernoulli
 
-# Share of a fair coin in the first offsets: a column that is constant in the first rows of a stream
-# may wake up, and a variance next to zero would send it far away.
-START_SHRINKAGE = 0.01
 # Variance of a unit, relative to a fair coin's, below which it counts as this: a mean of 1e-4.
 LEAST_VARIANCE = 4e-4
 
@@ -69,8 +66,11 @@ class RBMGradient(ContrastGradient):
         """The same, from rows x and their hidden means h (n, H)."""
         assert self.centering is not None
         visible, hidden = means_of(weight, x, h)
+        # Share of a fair coin in the first offsets: a column that is constant in the first rows of
+        # a stream may wake up, and a variance next to zero would send it far away.
+        start_shrinkage = 0.01
         if self.centering.precondition:
-            visible = visible * (1 - START_SHRINKAGE) + START_SHRINKAGE / 2
+            visible = visible * (1 - start_shrinkage) + start_shrinkage / 2
         return Offsets(visible, hidden)
 
     @torch.no_grad()

@@ -17,10 +17,6 @@ from skebm.energies import BernoulliRBM
 from skebm.energies.rbm.gradient import LEAST_VARIANCE
 from skebm.objectives.contrastive.negative_phase import ContrastiveState
 
-# Random numbers that are drawn at once.
-N_RANDOM = 2**16
-
-
 # Each layer begins at a multiple of so many numbers and fills up to one: matrix products and
 # logistic functions are then up to 1.5 times as fast.
 ALIGNMENT = 16
@@ -89,7 +85,9 @@ class Uniforms:
 
     def __init__(self, like: Tensor, n_hidden: int, n_steps: int, generator: torch.Generator):
         (m, d), self.generator, self.n_left = like.shape, generator, 0
-        size = max(1, min(n_steps, N_RANDOM // (m * (d + n_hidden))))
+        # Random numbers that are drawn at once.
+        n_random = 2**16
+        size = max(1, min(n_steps, n_random // (m * (d + n_hidden))))
         self._logistic, self._uniform = (
             like.new_empty(size, m, d),
             like.new_empty(size, m, n_hidden),

@@ -27,9 +27,6 @@ from skebm.samplers import AnnealedLangevin, ChainPolicy, FromData, Gibbs, Persi
 from skebm.samplers._adaptation import Adaptation, DenseScale, StepSettings
 from skebm.samplers._moves import accepts, by_row
 
-# Batches per adaptation step of an adaptive sampler, as one costs as much as a step of a small
-# network.
-ADAPT_EVERY = 4
 # Adaptation steps before training.
 WARM_UP = 50
 # Draws of the base per chain, from which new chains are resampled after a divergence.
@@ -440,7 +437,10 @@ def run_chains(
     An adaptive sampler adapts in the first step of every fourth batch and keeps its settings in
     all others: an adaptation step costs as much as a step of a small network.
     """
-    step, n_adapting = kernel.step, int(n_batches % ADAPT_EVERY == 0)
+    # Batches per adaptation step of an adaptive sampler, as one costs as much as a step of a small
+    # network.
+    adapt_every = 4
+    step, n_adapting = kernel.step, int(n_batches % adapt_every == 0)
     adapting: StepSettings | None = None
     accepted: Any = 0.0
     for number in range(n_steps):
