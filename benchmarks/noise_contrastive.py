@@ -120,7 +120,7 @@ def log_z(d: int, n_seeds: int) -> dict[str, object]:
     for seed in range(n_seeds):
         truth = normal(d, seed)
         X = truth.sample(N_ROWS, torch.Generator().manual_seed(seed)).numpy()
-        noise = truth.widened(1.5)
+        noise = truth.with_covariance_times(1.5)
         began = time.perf_counter()
         model = NCEDensity(noise=noise, random_state=seed, device="cpu").fit(X)
         spent = time.perf_counter() - began

@@ -103,7 +103,7 @@ def classified(d=3, network=None, n_classes=4, base="gaussian", label=None, powe
 def telescoped(d=3, n_bridges=3):
     """A neural energy of several ratios, from narrow data to normal noise."""
     noise = normal_base(d)
-    waymarks = fit_waymarks(normal_base(d, 4).widened(0.01), noise, n_bridges)
+    waymarks = fit_waymarks(normal_base(d, 4).with_covariance_times(0.01), noise, n_bridges)
     networks = [build(MLP((4, 3)), (d,), seed=k) for k in range(n_bridges)]
     return NeuralEnergy(Telescope(networks, waymarks), Real((d,)), noise)
 

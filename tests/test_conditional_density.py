@@ -34,7 +34,7 @@ from skebm.objectives import (
     GivenConditions,
     RankedConditional,
 )
-from skebm.objectives.contrastive.given import chosen_by_importance
+from skebm.objectives.contrastive.given import draw_by_importance
 from skebm.partition.given import ConditionalAIS, LangevinSteps, annealed_log_z, uniforms_of
 from tests.checks import parametrize_with_checks
 from tests.oracle import finite_difference
@@ -205,7 +205,7 @@ def test_choosing_by_importance_leaves_the_model_invariant():
     one = energy.given(torch.tensor([[0.5]], dtype=F64))
     p = (-one(grid)).softmax(0)
     x = grid[torch.multinomial(p, n, replacement=True, generator=seeded())]
-    moved = chosen_by_importance(given, x, 3, seeded(1))
+    moved = draw_by_importance(given, x, 3, seeded(1))
     assert (moved != x).double().mean() > 0.3
     for power in (1, 2):
         mean = float((p @ grid[:, 0] ** power).detach())

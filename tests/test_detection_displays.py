@@ -24,7 +24,7 @@ from skebm.inspection import (
     ExplanationDisplay,
     PValueDisplay,
 )
-from skebm.inspection.detection.band import CountDistribution, chance_band, chosen_levels
+from skebm.inspection.detection.band import CountDistribution, chance_band, levels_up_to
 from skebm.inspection.explanations import short
 from skebm.metrics import roc_auc_bootstrap
 
@@ -274,7 +274,7 @@ def test_coverage_is_that_of_all_orders():
 
 def test_pointwise_ends_are_quantiles():
     m, n = 70, 40
-    k = chosen_levels(n)
+    k = levels_up_to(n)
     assert np.array_equal(k, np.arange(1, n + 1))
     band = chance_band(m, n, k, 0.9, simultaneous=False)
     assert np.array_equal(band.lower, betabinom.ppf(0.05, m, k, n + 1 - k))
@@ -290,7 +290,7 @@ def drawn_p_values(m, n, rng):
 @pytest.mark.parametrize(("m", "n"), [(60, 30), (50, 400), (500, 40)])
 def test_bands_hold_by_simulation(m, n):
     rng, repeats = np.random.default_rng(0), 1500
-    k = chosen_levels(n)
+    k = levels_up_to(n)
     bands = [chance_band(m, n, k, 0.9, simultaneous=s) for s in (True, False)]
     inside = np.empty((repeats, 2, len(k)), dtype=bool)
     for i in range(repeats):
@@ -309,7 +309,7 @@ def test_bands_hold_by_simulation(m, n):
 
 
 def test_levels_are_selected_where_there_are_many():
-    k = chosen_levels(20_000)
+    k = levels_up_to(20_000)
     assert len(k) <= 300
     assert (k[:10] == np.arange(1, 11)).all()
     assert k[-1] == 20_000

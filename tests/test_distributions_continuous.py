@@ -153,7 +153,7 @@ def test_gaussian_stores_its_parameters():
 @pytest.mark.parametrize("name", ["dense", "image"])
 def test_a_widened_gaussian_has_larger_variances(name):
     noise = INSTANCES[name]
-    wider = noise.widened(1.5)
+    wider = noise.with_covariance_times(1.5)
     torch.testing.assert_close(wider.covariance, 1.5 * noise.covariance)
     assert torch.equal(wider.mean, noise.mean)
     peak = wider.log_prob(noise.mean[None]) - noise.log_prob(noise.mean[None])

@@ -334,7 +334,7 @@ def test_the_likelihood_leaves_each_row_out():
     x = rows(25, 2)
     z = (x - x.mean(0)) / x.std(0, correction=0)
     w = torch.ones(25, dtype=DOUBLE)
-    index, count = kernel.left_out(w)
+    index, count = kernel.rows_to_leave_out(w)
     grid = kernel._grid_scores(z, w, index, count)
     for factor, coarse in zip(kernel.FACTORS, grid, strict=True):
         found = kernel.log_likelihood(z, w, index, count, factor)
@@ -375,7 +375,7 @@ def test_weights_count_where_rows_are_spread(monkeypatch):
         KernelDensity.fit(x.repeat_interleave(weight.long(), 0)),
     )
     torch.testing.assert_close(one.bandwidth, other.bandwidth)
-    index, count = kernel.left_out(torch.ones(300, dtype=DOUBLE))
+    index, count = kernel.rows_to_leave_out(torch.ones(300, dtype=DOUBLE))
     assert count.sum() == 30
     assert index.diff().unique().tolist() == [10]
 
@@ -649,7 +649,9 @@ def test_the_likelihood_of_scales_leaves_each_row_out():
     z = standardised(rows(25, 2))
     covariances, mixing_weights = start(2)
     w = torch.ones(25, dtype=DOUBLE)
-    found = kernel.expected_statistics(z, w, *kernel.left_out(w), covariances, mixing_weights)
+    found = kernel.expected_statistics(
+        z, w, *kernel.rows_to_leave_out(w), covariances, mixing_weights
+    )
     truth = 0.0
     for i in range(25):
         others = KernelDensity(

@@ -276,7 +276,7 @@ def test_a_whitening_of_many_columns_whitens(many):
     found = whitening_of(q)
     assert isinstance(found, LowRankWhitening)
     a, moments = matrix_of(found, d), whitening._moments(q)
-    torch.testing.assert_close(found.transposed_times(torch.eye(d, dtype=DOUBLE)), a)
+    torch.testing.assert_close(found.transpose_times(torch.eye(d, dtype=DOUBLE)), a)
     torch.testing.assert_close(found.centre, moments.mean)
     white = a @ moments.covariance @ a.t()
     torch.testing.assert_close(white, white[0, 0] * torch.eye(d, dtype=DOUBLE))

@@ -219,7 +219,7 @@ def test_parts_that_add_nothing_are_left_out():
     log_density[:100, 2] += 1
     log_density[100:, 3] += 2
     weight = torch.ones(200, dtype=DOUBLE)
-    kept, a = stack._needed(log_density, weight)
+    kept, a = stack._select_parts(log_density, weight)
     assert kept == [2, 3]
     torch.testing.assert_close(a, stack.stacking_weights(log_density[:, kept], weight))
     whole = (log_density + stack.stacking_weights(log_density, weight).log()).logsumexp(1)

@@ -9,7 +9,7 @@ from scipy.stats import binom
 from sklearn.calibration import calibration_curve
 
 from skebm.metrics import expected_calibration_error
-from skebm.metrics.calibration import _debiased_total, _mean_absolute, _merged_bins
+from skebm.metrics.calibration import _mean_absolute, _merge_bins, _total_without_bias
 
 STRATEGIES = ("quantile", "uniform")
 every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
@@ -79,7 +79,7 @@ def test_squared_error_without_bias_is_exact_by_enumeration(shift):
     p = np.array([0.3, 0.35, 0.5, 0.4, 0.5, 0.6, 0.65])
     starts = np.array([0, 3])
     truth = p + np.array([shift, -shift / 2]).repeat([3, 4])
-    found = expectation(lambda y: _debiased_total(y - p, starts, "l2"), truth)
+    found = expectation(lambda y: _total_without_bias(y - p, starts, "l2"), truth)
     assert_allclose(found, (3 * shift**2 + 4 * (shift / 2) ** 2) / 7, atol=1e-14)
 
 
@@ -149,7 +149,7 @@ def test_the_remaining_bias_in_a_bin_is_the_documented_one(error, left):
     truth = p + error * np.sqrt(p * (1 - p) / n)
     spread = np.sqrt(truth * (1 - truth) / n)
     counts = np.arange(n + 1)
-    found = [_debiased_total((np.arange(n) < k) - p, np.array([0]), "l1") for k in counts]
+    found = [_total_without_bias((np.arange(n) < k) - p, np.array([0]), "l1") for k in counts]
     mean = binom.pmf(counts, n, truth) @ found
     assert_allclose((mean - (truth - p)) / spread, left, atol=0.01)
 
@@ -196,7 +196,7 @@ def test_debiasing_never_increases_the_estimate(rng, strategy, norm):
     ],
 )
 def test_bins_of_one_row_are_merged(starts, n, merged):
-    assert _merged_bins(np.array(starts), n).tolist() == merged
+    assert _merge_bins(np.array(starts), n).tolist() == merged
 
 
 @every_norm

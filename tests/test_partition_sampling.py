@@ -251,7 +251,7 @@ def test_a_narrow_base_gives_a_warning_of_heavy_tails():
     with pytest.warns(ConvergenceWarning, match="uneven.*Pareto") as caught:
         ImportanceSampling(1000).estimate(energy, base=narrow)
     assert caught[0].filename == __file__
-    wide = narrow.widened(5.0)
+    wide = narrow.with_covariance_times(5.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ImportanceSampling(1000).estimate(energy, base=wide)

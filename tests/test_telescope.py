@@ -48,7 +48,10 @@ def marks(waymarks):
 
 @pytest.mark.parametrize("convex", [False, True])
 def test_steps_are_of_equal_length(convex):
-    data, noise = normal_base(4, 1).to("cpu", DOUBLE), normal_base(4, 2).widened(400.0)
+    data, noise = (
+        normal_base(4, 1).to("cpu", DOUBLE),
+        normal_base(4, 2).with_covariance_times(400.0),
+    )
     waymarks = fit_waymarks(data, noise, 12, convex=convex)
     lengths = [
         divergence(a, b) ** 0.5 for a, b in zip(marks(waymarks), marks(waymarks)[1:], strict=False)

@@ -21,7 +21,7 @@ CHUNK = 4_000_000
 AT_ONCE, ROWS = 2**19, 256
 
 
-def checked_weight(x: Any, weight: Tensor | None) -> Tensor:
+def check_row_weights(x: Any, weight: Tensor | None) -> Tensor:
     """Weights in float64, ones where there are none; `ValueError` for unusable rows or weights."""
     if not isinstance(x, Tensor) or x.dim() < 2 or len(x) == 0 or not x.is_floating_point():
         raise ValueError("x must be floating-point rows, (n, ...) with n of at least 1.")
@@ -39,7 +39,7 @@ def checked_weight(x: Any, weight: Tensor | None) -> Tensor:
 
 def positive_weight_rows(x: Any, weight: Tensor | None) -> tuple[Tensor, Tensor]:
     """The distinct flat rows of positive weight and their weights, of mean 1, in float64."""
-    w = checked_weight(x, weight)
+    w = check_row_weights(x, weight)
     if x.dim() != 2:
         raise ValueError(f"x must be flat rows, (n, d), not of shape {tuple(x.shape)}.")
     rows, w = x.detach().double()[w > 0], w[w > 0]
@@ -101,7 +101,7 @@ def positive(value: Any, like: Tensor, name: str, zero: bool = False) -> Tensor:
     return value.detach().to(like).expand(like.shape).clone()
 
 
-def chunked(
+def map_chunks(
     function: Callable[..., Any], x: Tensor, per_row: int, at_once: int | None = None
 ) -> Any:
     """function(x) row by row, a tensor or a tuple of them, in chunks of at most `at_once` numbers.
@@ -122,23 +122,23 @@ def join_parts(parts: Iterable[Any], n: int) -> Any:
     :func:`torch.cat` would lie between the large temporaries of the chunks, whose memory the
     allocator then could not use again: hundreds of MB for a hundred thousand rows.
     """
-    found: list[Tensor] | None = None
+    wholes: list[Tensor] | None = None
     start = 0
     for part in parts:
         single = isinstance(part, Tensor)
         values = (part,) if single else part
         if len(values[0]) == n:
             return part
-        if found is None:
-            found = [value.new_empty((n, *value.shape[1:])) for value in values]
-        for whole, value in zip(found, values, strict=True):
+        if wholes is None:
+            wholes = [value.new_empty((n, *value.shape[1:])) for value in values]
+        for whole, value in zip(wholes, values, strict=True):
             whole[start : start + len(value)] = value
         start += len(values[0])
-    assert found is not None
-    return found[0] if single else tuple(found)
+    assert wholes is not None
+    return wholes[0] if single else tuple(wholes)
 
 
-def checked_sigma(sigma: Tensor | float, rows: Tensor) -> Tensor:
+def check_sigma(sigma: Tensor | float, rows: Tensor) -> Tensor:
     """Noise levels of rows (n, d), on their device and in their precision; checked."""
     value = torch.as_tensor(sigma).to(rows)
     if value.shape not in ((), rows.shape[1:]) or not (value.isfinite() & (value >= 0)).all():
@@ -172,14 +172,14 @@ def weighted_quantiles(x: Tensor, w: Tensor, levels: Sequence[float]) -> list[Te
     """
     x, order = x.sort(0)
     up_to = w[order].cumsum(0)
-    found = []
+    quantiles = []
     for level in levels:
         place = (up_to < level * w.sum() * (1 - 1e-12)).sum(0, keepdim=True)
-        found.append(x.gather(0, place.clamp_(max=len(x) - 1))[0])
-    return found
+        quantiles.append(x.gather(0, place.clamp_(max=len(x) - 1))[0])
+    return quantiles
 
 
-def tempered_weights(
+def weights_at_temperature(
     log_weights: Tensor, log_bounds: Tensor, temperature: float
 ) -> tuple[Tensor, float]:
     r"""Weights, and the log bound, of an envelope of the power 1 / T of a mixture.
@@ -201,7 +201,9 @@ def tempered_weights(
     return logits.softmax(0), float(logits.logsumexp(0))
 
 
-def tempered_bounds(log_normalisers: Tensor, n_columns: int, temperature: float) -> Tensor:
+def log_integrals_at_temperature(
+    log_normalisers: Tensor, n_columns: int, temperature: float
+) -> Tensor:
     r"""Log of the integrals of :math:`N(x; \mu, \Sigma)^{1/T}`, a multiple of a normal density.
 
     Parameters

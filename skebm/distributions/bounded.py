@@ -221,12 +221,12 @@ class TruncatedGaussian(Distribution):
         self.domain = _box(self.lower, self.upper)
         # Relative to the mode within the interval, so that squares of distant means do not cancel.
         self._mode = torch.clamp(self.mean.double(), self.lower, self.upper)
-        z, a, b = self._standardised(self._mode)
+        z, a, b = self._z_scores(self._mode)
         log_density = -z.square() / 2 - log_mass(a, b) - self.scale.double().log()
         self._z_mode = z.to(mean)
         self._log_prob_mode = (log_density - math.log(math.tau) / 2).to(mean)
 
-    def _standardised(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _z_scores(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """z-scores of x and of the bounds, in float64."""
         mean, scale = self.mean.double(), self.scale.double()
         return (x - mean) / scale, (self.lower - mean) / scale, (self.upper - mean) / scale
@@ -282,14 +282,14 @@ class TruncatedGaussian(Distribution):
     @property
     def expectation(self) -> Tensor:
         """Mean of the truncated distribution, (d,)."""
-        _, a, b = self._standardised(self._mode)
+        _, a, b = self._z_scores(self._mode)
         value = self.mean.double() + self.scale.double() * truncated_mean(a, b)
         return torch.clamp(value, self.lower, self.upper).to(self.mean)
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         kind: dict[str, Any] = {"generator": generator, "device": generator.device}
         u = torch.rand(n, len(self.mean), dtype=torch.float64, **kind).to(self.mean.device)
-        _, a, b = self._standardised(self._mode)
+        _, a, b = self._z_scores(self._mode)
         # Reflected where most of the mass is above the mean, because Phi is accurate in its lower
         # tail only.
         flip = a > -b

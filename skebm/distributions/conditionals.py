@@ -144,7 +144,7 @@ class KernelGiven(Given):
 
     def _weights(self) -> Iterator[Tensor]:
         """Conditional weights of the kernels for each chunk of rows, (m, number of kernels)."""
-        centres, origin, h = self.distribution.scaled_centres()
+        centres, origin, h = self.distribution.centres_in_bandwidths()
         log_weight, factors = self.distribution.weights.double().log(), self.distribution.factors
         for rows in self._rows():
             known = self.clamp.mask[rows].double()

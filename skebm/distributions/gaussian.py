@@ -15,18 +15,15 @@ from torch import Tensor
 from skebm.base import Clamp, Real
 from skebm.base.energy import check_temperature
 from skebm.distributions._fitting import (
-    checked_weight,
+    check_row_weights,
     distinct_weights,
+    log_integrals_at_temperature,
     positive,
-    tempered_bounds,
     usable_scale,
     varies,
 )
 from skebm.distributions.base import Distribution, Envelope, Tilt
 from skebm.distributions.conditionals import Given, IndependentGiven, MixtureGiven
-
-# Least automatic shrinkage, which keeps the covariance of duplicated columns invertible.
-MIN_SHRINKAGE = 1e-3
 
 
 class Gaussian(Distribution):
@@ -120,7 +117,7 @@ class Gaussian(Distribution):
         diagonal : bool, default=False
             Fit variances only (independent entries), for rows of any shape.
         """
-        w = checked_weight(x, weight)
+        w = check_row_weights(x, weight)
         if not diagonal and x.dim() != 2:
             raise ValueError(
                 f"A covariance needs flat rows, not rows of shape {tuple(x.shape[1:])}: pass "
@@ -138,14 +135,14 @@ class Gaussian(Distribution):
         z = centred / scale
         correlation = (z * w[:, None]).t() @ z / w.sum()
         auto = shrinkage == "auto"
-        s = ledoit_wolf(z, w, correlation) if auto else _checked_shrinkage(shrinkage)
+        s = ledoit_wolf(z, w, correlation) if auto else _check_shrinkage(shrinkage)
         correlation = (1 - s) * correlation
         correlation.diagonal().fill_(1.0)
         # Factorised in float64: in single precision the shrunk matrix may be singular again.
         fitted = cls(mean, covariance=correlation * torch.outer(scale, scale))
         return fitted.to(x.device, x.dtype)
 
-    def widened(self, factor: float) -> Gaussian:
+    def with_covariance_times(self, factor: float) -> Gaussian:
         """The normal distribution with the covariance multiplied by `factor`."""
         wider = self.to(self.mean.device, self.mean.dtype)
         if self.scale is not None:
@@ -157,8 +154,10 @@ class Gaussian(Distribution):
     def tempered(self, temperature: float) -> Envelope:
         """The normal distribution at a temperature, by which the covariance is multiplied."""
         check_temperature(temperature)
-        bound = tempered_bounds(self.log_volume().detach(), self.mean.numel(), temperature)
-        return Envelope(self.widened(temperature), float(bound))
+        bound = log_integrals_at_temperature(
+            self.log_volume().detach(), self.mean.numel(), temperature
+        )
+        return Envelope(self.with_covariance_times(temperature), float(bound))
 
     def convolved(self, sigma: float | Tensor) -> Gaussian:
         r"""The convolution with normal noise, which adds :math:`\sigma^2` to the variances.
@@ -257,13 +256,13 @@ class Gaussian(Distribution):
         Precisions are multiplied by exp(log_factor), and correlations do not change. The result is
         differentiable with respect to `log_factor`, (d,), for flat rows.
         """
-        found, factor = copy.copy(self), (log_factor / 2).exp()
-        found.mean = self.mean / factor
+        gaussian, factor = copy.copy(self), (log_factor / 2).exp()
+        gaussian.mean = self.mean / factor
         if self.scale is not None:
-            found.scale = self.scale / factor
+            gaussian.scale = self.scale / factor
         if self.scale_tril is not None:
-            found.scale_tril = self.scale_tril / factor[:, None]
-        return found
+            gaussian.scale_tril = self.scale_tril / factor[:, None]
+        return gaussian
 
     def precision_score(self, x: Tensor) -> Tensor:
         """Derivative of the log-density by `log_factor` of :meth:`with_precision`, at 0, (n, d)."""
@@ -418,7 +417,7 @@ def _cholesky(covariance: Tensor, mean: Tensor) -> Tensor:
     return scale_tril.to(mean)
 
 
-def _checked_shrinkage(shrinkage: Any) -> float:
+def _check_shrinkage(shrinkage: Any) -> float:
     if not isinstance(shrinkage, RealNumber) or not 0 <= float(shrinkage) <= 1:
         raise ValueError(f'shrinkage must be "auto" or in [0, 1], got {shrinkage!r}.')
     return float(shrinkage)
@@ -431,6 +430,8 @@ def ledoit_wolf(z: Tensor, w: Tensor, correlation: Tensor) -> float:
     squared = correlation.square().sum()
     distance = squared - len(correlation)  # from the identity
     noise = (w @ z.square().sum(1).square() / n - squared) / n
+    # Least automatic shrinkage, which keeps the covariance of duplicated columns invertible.
+    min_shrinkage = 1e-3
     if distance <= 0:
-        return MIN_SHRINKAGE
-    return float((noise / distance).clamp(MIN_SHRINKAGE, 1.0))
+        return min_shrinkage
+    return float((noise / distance).clamp(min_shrinkage, 1.0))

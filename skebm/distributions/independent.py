@@ -256,7 +256,7 @@ class Levels:
     @classmethod
     def of(cls, groups: tuple[int, ...], device: torch.device) -> Levels:
         """The same object for the same columns."""
-        return _cached_levels(groups, str(device))
+        return _levels_of_groups(groups, str(device))
 
     def apart(self, x: Tensor, fill: float) -> Tensor:
         """Rows (n, d) as levels of columns, (n, G, K), with `fill` where a column has fewer."""
@@ -277,7 +277,7 @@ class Levels:
 
 
 @functools.lru_cache(maxsize=64)
-def _cached_levels(groups: tuple[int, ...], device: str) -> Levels:
+def _levels_of_groups(groups: tuple[int, ...], device: str) -> Levels:
     return Levels(groups, torch.device(device))
 
 
@@ -426,8 +426,10 @@ class Columns(Distribution):
 
     def given(self, clamp: Clamp) -> Conditional:
         """Exact conditionals, where each block has them."""
-        found = [part.given(known) for part, known in zip(self.parts, self.cut(clamp), strict=True)]
-        return JoinedConditional(found)
+        conditionals = [
+            part.given(known) for part, known in zip(self.parts, self.cut(clamp), strict=True)
+        ]
+        return JoinedConditional(conditionals)
 
     @property
     def has_given(self) -> bool:

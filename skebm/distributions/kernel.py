@@ -18,22 +18,18 @@ from skebm.base.sampler import whole_number
 from skebm.distributions import _fitting
 from skebm.distributions._fitting import (
     draw_index,
+    log_integrals_at_temperature,
     moments,
     positive,
     positive_weight_rows,
-    tempered_bounds,
-    tempered_weights,
     varies,
     weighted_quantiles,
+    weights_at_temperature,
 )
 from skebm.distributions.base import Distribution, Envelope
 from skebm.distributions.conditionals import Given, KernelGiven, ScalesGiven
 from skebm.distributions.gaussian import ledoit_wolf
 from skebm.distributions.mixture import _positive_definite
-
-# The smallest and the largest initial scale, relative to the single bandwidth of largest
-# likelihood. That bandwidth is closer to the largest: it has to cover rows far from all others.
-INITIAL_SCALES = (0.25, 2.5)
 
 # Least variance of a kernel relative to that of the columns.
 VARIANCE_FLOOR = 1e-5
@@ -148,8 +144,8 @@ def evaluate_kernels(
         return tuple(value.to(x.dtype) for value in _sums(kernels, centred, logits, score))
 
     parts = itertools.starmap(values_of, enumerate(x.split(size)))
-    found: tuple[Tensor, ...] = _fitting.join_parts(parts, len(x))
-    return found
+    joined: tuple[Tensor, ...] = _fitting.join_parts(parts, len(x))
+    return joined
 
 
 def _sums(kernels: Kernels, rows: Tensor, logits: Tensor, score: bool) -> tuple[Tensor, ...]:
@@ -194,13 +190,16 @@ def fit_scales(
     z = torch.linalg.solve_triangular(scale_tril, z.t(), upper=False).t().contiguous()
     if factor is None:
         factor = best_factor(z, w, STAGES[0][0])
-    low, high = (math.log(factor * end) for end in INITIAL_SCALES)
+    # The smallest and the largest initial scale, relative to the single bandwidth of largest
+    # likelihood. That bandwidth is closer to the largest: it has to cover rows far from all others.
+    initial_scales = (0.25, 2.5)
+    low, high = (math.log(factor * end) for end in initial_scales)
     sizes = torch.linspace(low, high, n_scales, dtype=z.dtype, device=z.device).exp()
     covariances = torch.diag_embed(sizes.square()[:, None].expand(-1, z.shape[1]))
     mixing_weights = torch.full_like(sizes, 1 / n_scales)
     path: list[float] = []
     for n_rows, n_steps in STAGES:
-        index, count = left_out(w, max(min(n_rows, MAX_PAIRS // len(z)), 1))
+        index, count = rows_to_leave_out(w, max(min(n_rows, MAX_PAIRS // len(z)), 1))
         if len(z) < 2 or not z.shape[1]:
             break
         best, current = -math.inf, (covariances, mixing_weights)
@@ -294,33 +293,32 @@ FACTORS = tuple(0.01 * 2**k for k in range(9))
 # Most rows that are left out in turn, and the largest weight of one, in medians.
 MAX_ROWS, MOST_WEIGHT = 2000, 3.0
 
-# Tolerance of the logarithm of the factor.
-BANDWIDTH_TOLERANCE = 0.02
-
 
 def best_factor(z: Tensor, w: Tensor, max_rows: int | None = None) -> float:
     """Bandwidth of largest leave-one-out likelihood within `FACTORS`, for standardised rows (n, d).
 
     Rows are distinct, and have the weights w (n,), of mean 1.
     """
-    index, count = left_out(w, max_rows)
+    index, count = rows_to_leave_out(w, max_rows)
     if len(z) < 2 or not z.shape[1]:
         return 1.0
     scores = _grid_scores(z, w, index, count)
-    return _refined(scores, lambda factor: log_likelihood(z, w, index, count, factor))
+    return _line_search(scores, lambda factor: log_likelihood(z, w, index, count, factor))
 
 
-def _refined(scores: Sequence[float], likelihood: Callable[[float], float]) -> float:
+def _line_search(scores: Sequence[float], likelihood: Callable[[float], float]) -> float:
     """The factor of largest likelihood, by a line search around the best of `FACTORS`."""
     top = max(range(len(FACTORS)), key=scores.__getitem__)
     low, high = FACTORS[max(top - 1, 0)], FACTORS[min(top + 1, len(FACTORS) - 1)]
-    found = minimize_scalar(
+    # Tolerance of the logarithm of the factor.
+    bandwidth_tolerance = 0.02
+    optimum = minimize_scalar(
         lambda log_factor: -likelihood(math.exp(log_factor)),
         bounds=(math.log(low), math.log(high)),
         method="bounded",
-        options={"xatol": BANDWIDTH_TOLERANCE},
+        options={"xatol": bandwidth_tolerance},
     )
-    return math.exp(found.x)
+    return math.exp(optimum.x)
 
 
 def squared_distances(z: Tensor, squared: Tensor, part: Tensor) -> Tensor:
@@ -328,7 +326,7 @@ def squared_distances(z: Tensor, squared: Tensor, part: Tensor) -> Tensor:
     return torch.addmm(squared, z[part], z.t(), alpha=-2).add_(squared[part][:, None])
 
 
-def left_out(w: Tensor, max_rows: int | None = None) -> tuple[Tensor, Tensor]:
+def rows_to_leave_out(w: Tensor, max_rows: int | None = None) -> tuple[Tensor, Tensor]:
     """Rows to leave out and their weights: all, or some evenly spaced in cumulative weight.
 
     Weights are limited: a row of which there are a hundred copies would decide on the bandwidth
@@ -394,35 +392,34 @@ def _score(
 # Bandwidths that differ from row to row
 # ------------------------------------------------------------------------------
 
-# Least distance to a neighbour, relative to the median of the rows.
-LEAST_DISTANCE = 0.1
-# Rows that are left out in turn for the common factor of the bandwidths.
-MAX_LOCAL_ROWS = 500
-
 
 def neighbour_distances(z: Tensor, k: int) -> Tensor:
     """Distances of distinct rows z (n, d) to their k-th nearest others over their median, (n,).
 
     If all distances are 0, the result is 1 for every row.
     """
-    squared, found = z.square().sum(1), []
+    squared, of_parts = z.square().sum(1), []
     place = min(k + 1, len(z)) - 1
     for part in torch.arange(len(z), device=z.device).split(max(1, PAIRS // len(z))):
         distance = squared_distances(z, squared, part)
         distance[torch.arange(len(part), device=z.device), part] = 0.0
         near = distance.clamp_(min=0).topk(place + 1, dim=1, largest=False).values
-        found.append(near[:, place].sqrt())
-    distances = torch.cat(found)
+        of_parts.append(near[:, place].sqrt())
+    distances = torch.cat(of_parts)
     away = distances > 0
     if not away.any():
         return torch.ones_like(distances)
     (middle,) = weighted_quantiles(distances[away], torch.ones_like(distances[away]), (0.5,))
-    return (distances / middle).clamp_(min=LEAST_DISTANCE)
+    # Least distance to a neighbour, relative to the median of the rows.
+    least_distance = 0.1
+    return (distances / middle).clamp_(min=least_distance)
 
 
 def best_common_factor(z: Tensor, w: Tensor, factors: Tensor) -> float:
     """What to multiply `factors` (n,) by for the largest leave-one-out likelihood of rows z."""
-    index, count = left_out(w, MAX_LOCAL_ROWS)
+    # Rows that are left out in turn for the common factor of the bandwidths.
+    max_local_rows = 500
+    index, count = rows_to_leave_out(w, max_local_rows)
     if len(z) < 2 or not z.shape[1]:
         return 1.0
     distance = squared_distances(z, z.square().sum(1), index)
@@ -436,7 +433,7 @@ def best_common_factor(z: Tensor, w: Tensor, factors: Tensor) -> float:
         inside = torch.logsumexp(distance / factor**2 + log_weight, 1)
         return float(count @ inside) / float(count.sum()) - z.shape[1] * math.log(factor)
 
-    return _refined([likelihood(factor) for factor in FACTORS], likelihood)
+    return _line_search([likelihood(factor) for factor in FACTORS], likelihood)
 
 
 class KernelDensity(Distribution):
@@ -671,7 +668,7 @@ class KernelDensity(Distribution):
         scale_tril = self.scale_tril.double()
         return scale_tril @ scale_tril.transpose(1, 2)
 
-    def scaled_centres(self) -> tuple[Tensor, Tensor, Tensor]:
+    def centres_in_bandwidths(self) -> tuple[Tensor, Tensor, Tensor]:
         """(centres - origin) / bandwidth, the origin and the bandwidth, in float64."""
         h, centres = self.bandwidth.double(), self.centres.double()
         origin = self.weights.double() @ centres
@@ -759,25 +756,25 @@ class KernelDensity(Distribution):
         check_temperature(temperature)
         log_weights, d = self.weights.double().log(), self.centres.shape[1]
         if self.scale_tril is not None:
-            return self._tempered_scales(log_weights, temperature)
+            return self._scales_at_temperature(log_weights, temperature)
         volumes = torch.full_like(log_weights, _log_volume(self.bandwidth))
         if self.factors is not None:
             volumes = volumes + d * self.factors.double().log()
-        bounds = tempered_bounds(volumes, d, temperature)
-        weights, log_bound = tempered_weights(log_weights, bounds, temperature)
+        bounds = log_integrals_at_temperature(volumes, d, temperature)
+        weights, log_bound = weights_at_temperature(log_weights, bounds, temperature)
         h = math.sqrt(temperature) * self.bandwidth
         return Envelope(KernelDensity(self.centres, h, weights, factors=self.factors), log_bound)
 
-    def _tempered_scales(self, log_weights: Tensor, temperature: float) -> Envelope:
+    def _scales_at_temperature(self, log_weights: Tensor, temperature: float) -> Envelope:
         """The same for a kernel of several scales, each of which is there at every centre."""
         assert self.scale_tril is not None
         assert self.mixing_weights is not None
         diagonals = self.scale_tril.diagonal(dim1=1, dim2=2)
         volumes = log_weights.new_tensor([_log_volume(h) for h in diagonals])
-        bounds = tempered_bounds(volumes, diagonals.shape[1], temperature)
-        mixing, of_scales = tempered_weights(self.mixing_weights.log(), bounds, temperature)
+        bounds = log_integrals_at_temperature(volumes, diagonals.shape[1], temperature)
+        mixing, of_scales = weights_at_temperature(self.mixing_weights.log(), bounds, temperature)
         at_centres = torch.zeros_like(log_weights)
-        weights, of_centres = tempered_weights(log_weights, at_centres, temperature)
+        weights, of_centres = weights_at_temperature(log_weights, at_centres, temperature)
         covariances = temperature * self.kernel_covariances
         wider = KernelDensity(
             self.centres, None, weights, covariances=covariances, mixing_weights=mixing

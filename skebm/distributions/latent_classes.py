@@ -17,11 +17,11 @@ from skebm.base.domains import parts_of
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import softplus
 from skebm.distributions._fitting import (
-    checked_weight,
-    chunked,
+    check_row_weights,
     distinct_weights,
     draw_index,
     k_means,
+    map_chunks,
     moments,
     usable_scale,
     varies,
@@ -167,7 +167,7 @@ class LatentClasses(Distribution):
             Draws the initial clusters and the held-out rows; None is one of seed 0.
         """
         _kinds(domain)
-        w = checked_weight(x, weight)
+        w = check_row_weights(x, weight)
         if generator is None:
             generator = torch.Generator(x.device).manual_seed(0)
         rows = _ScaledRows(*_data_rows(x[w > 0].detach().double(), w[w > 0], domain), domain)
@@ -180,14 +180,14 @@ class LatentClasses(Distribution):
             raise ValueError(f'prior_rows must be positive or "auto", got {prior_rows!r}.')
         prior = float(priors[0])
         if n_classes == "auto":
-            n_classes, prior = _chosen(rows, [float(one) for one in priors], generator)
+            n_classes, prior = _likeliest_size(rows, [float(one) for one in priors], generator)
         whole_number("n_classes", n_classes, 1)
-        return rows.fitted(int(n_classes), prior, generator).to(x.device, x.dtype)
+        return rows.fit_model(int(n_classes), prior, generator).to(x.device, x.dtype)
 
     # ---------------------------------------------------------------- the distribution
 
     def log_prob(self, x: Tensor) -> Tensor:
-        return chunked(
+        return map_chunks(
             lambda rows: self._log_joint(rows).logsumexp(1), x, self.n_classes * x.shape[1]
         )
 
@@ -264,9 +264,9 @@ class LatentClasses(Distribution):
         Means do not change. The result is differentiable with respect to `log_factor`, of shape
         (number of real columns,).
         """
-        found = copy.copy(self)
-        found.scale = self.scale * (-log_factor / 2).exp()
-        return found
+        model = copy.copy(self)
+        model.scale = self.scale * (-log_factor / 2).exp()
+        return model
 
     def precision_score(self, x: Tensor) -> Tensor:
         """Derivative of the log-density by the log of the precision of each real column."""
@@ -301,7 +301,7 @@ class LatentClassTilt(Tilt):
     def log_joint(self) -> Tensor:
         """log of the sum over all rows of class c that agree with the known entries, (n, K)."""
         rows = torch.arange(len(self.field), device=self.field.device)
-        return chunked(self._log_joint, rows, self.distribution.n_classes * self.field.shape[1])
+        return map_chunks(self._log_joint, rows, self.distribution.n_classes * self.field.shape[1])
 
     def _log_joint(self, rows: Tensor) -> Tensor:
         q, field = self.distribution, self.field[rows]
@@ -345,11 +345,11 @@ class LatentClassTilt(Tilt):
     def mean(self) -> Tensor:  # type: ignore[override]
         """Exact means, (n, d), the known entries as they are."""
         q, field, of_class = self.distribution, self.field, self.log_joint.softmax(1)
-        found = torch.zeros_like(field)
+        mean = torch.zeros_like(field)
         for c in range(q.n_classes):
             same = torch.full((len(field),), c, device=field.device)
-            found += of_class[:, c, None] * self._of_classes(same)[0]
-        return found if self.known is None else self.known.apply(found)
+            mean += of_class[:, c, None] * self._of_classes(same)[0]
+        return mean if self.known is None else self.known.apply(mean)
 
     def _of_classes(self, classes: Tensor) -> tuple[Tensor, Any]:
         """Means of rows (n, d) of the given classes (n,), and the tilts of their categories."""
@@ -412,15 +412,15 @@ class _ScaledRows:
 
     def subset(self, index: Tensor) -> _ScaledRows:
         """Some of the rows, in the same units."""
-        found = copy.copy(self)
-        found.discrete, found.real, found.w = (
+        subset = copy.copy(self)
+        subset.discrete, subset.real, subset.w = (
             self.discrete[index],
             self.real[index],
             self.w[index],
         )
         # A column that is constant among these rows gets the variance that it has in the table.
-        found.least = torch.where(varies(found.real, found.real.dtype), LEAST_VARIANCE, 1.0)
-        return found
+        subset.least = torch.where(varies(subset.real, subset.real.dtype), LEAST_VARIANCE, 1.0)
+        return subset
 
     def clusters(self, n_classes: int, generator: torch.Generator) -> Tensor:
         """Labels by k-means, one-hot (n, K)."""
@@ -436,16 +436,16 @@ class _ScaledRows:
         """A model of the standardised rows, with a prior worth so many rows."""
         of_class, before = self.clusters(n_classes, generator), -math.inf
         for _ in range(MAX_ITER):
-            found = self.maximised(of_class, prior)
-            log_joint = self.log_joint(found)
+            model = self.m_step(of_class, prior)
+            log_joint = self.log_joint(model)
             log_prob = log_joint.logsumexp(1, keepdim=True)
             value = float(self.w @ log_prob[:, 0] / self.w.sum())
             if value - before < tol:
                 break
             before, of_class = value, (log_joint - log_prob).exp()
-        return found
+        return model
 
-    def maximised(self, of_class: Tensor, prior: float) -> LatentClasses:
+    def m_step(self, of_class: Tensor, prior: float) -> LatentClasses:
         """The M-step: a model from the probabilities of the classes, (n, K)."""
         weight = self.w[:, None] * of_class
         count, total = weight.sum(0)[:, None], self.w.sum()
@@ -477,14 +477,14 @@ class _ScaledRows:
         precision = q.scale.pow(-2)
         return value + self.real @ (precision * q.mean).t() - self.real.square() @ precision.t() / 2
 
-    def fitted(self, n_classes: int, prior: float, generator: torch.Generator) -> LatentClasses:
+    def fit_model(self, n_classes: int, prior: float, generator: torch.Generator) -> LatentClasses:
         """A model in the units of the rows."""
         q = self.em(n_classes, prior, generator)
         mean, scale = q.mean * self.scale + self.centre, q.scale * self.scale
         return LatentClasses(q.log_weights, self.domain, logits=q.logits, mean=mean, scale=scale)
 
 
-def _chosen(
+def _likeliest_size(
     rows: _ScaledRows, priors: Sequence[float], generator: torch.Generator
 ) -> tuple[int, float]:
     """Number of classes, and prior, with which held-out rows are most likely."""
@@ -494,7 +494,7 @@ def _chosen(
         return 1, priors[0]
     order = torch.randperm(n, generator=generator, device=generator.device).to(rows.w.device)
     held_out, train = rows.subset(order[:n_held_out]), rows.subset(order[n_held_out:MOST_ROWS])
-    best, found, since = -math.inf, (1, priors[0]), 0
+    best, choice, since = -math.inf, (1, priors[0]), 0
     for n_classes in N_CLASSES:
         work = float(n_classes) * len(train.w) * (train.discrete.shape[1] + train.real.shape[1])
         if n_classes > len(train.w) or work > MOST_WORK:
@@ -504,10 +504,10 @@ def _chosen(
             log_prob = held_out.log_joint(train.em(n_classes, prior, generator, ROUGH)).logsumexp(1)
             value = float(held_out.w @ log_prob / held_out.w.sum())
             if value > best:
-                best, found, since = value, (n_classes, prior), 0
+                best, choice, since = value, (n_classes, prior), 0
         if since == 2:
             break
-    return found
+    return choice
 
 
 def _kinds(domain: Domain) -> tuple[list[Any], list[Any], list[Any]]:
@@ -522,10 +522,10 @@ def _kinds(domain: Domain) -> tuple[list[Any], list[Any], list[Any]]:
             f"A latent class model is of flat bits, categories and unbounded numbers, in this "
             f"order, not of {domain}."
         )
-    found: tuple[list[Any], ...] = [], [], []
+    kinds: tuple[list[Any], ...] = [], [], []
     for i, part in zip(place, parts, strict=True):
-        found[i].append(part)
-    return found[0], found[1], found[2]
+        kinds[i].append(part)
+    return kinds[0], kinds[1], kinds[2]
 
 
 def _sizes(domain: Domain) -> tuple[int, int]:

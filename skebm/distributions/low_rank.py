@@ -14,11 +14,11 @@ from skebm.base import Clamp, Real
 from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.distributions._fitting import (
-    chunked,
     draw_index,
+    log_integrals_at_temperature,
+    map_chunks,
     positive,
-    tempered_bounds,
-    tempered_weights,
+    weights_at_temperature,
 )
 from skebm.distributions.base import Distribution, Envelope
 from skebm.distributions.conditionals import Given
@@ -26,14 +26,6 @@ from skebm.distributions.mixture import MIN_COUNT, _check_range, _StandardisedRo
 
 # Numbers computed at once: more of them do not fit into the caches of a core.
 AT_ONCE = 2**17
-# Directions beyond the rank, and products with the rows, of the initial principal components.
-OVERSAMPLED, N_POWERS = 8, 2
-# Least fraction of the variance of a column that is its own to begin with.
-LEAST_OWN = 0.05
-# Steps of the factors for each update of the responsibilities.
-N_FACTOR_STEPS = 2
-# A row counts for a component if it belongs to it with at least this probability.
-LEAST_SHARE = 1e-4
 
 
 class LowRankMixture(Distribution):
@@ -92,7 +84,7 @@ class LowRankMixture(Distribution):
     """
 
     def __init__(self, weights: Tensor, means: Tensor, factors: Tensor, variances: Tensor):
-        weight = _checked_parameters(weights, means, factors, variances)
+        weight = _check_low_rank(weights, means, factors, variances)
         self.domain = Real((means.shape[1],))
         self.weights, self.means = weight.to(means), means.detach().clone()
         self.factors, self.variances = factors.detach().to(means), variances.detach().to(means)
@@ -183,13 +175,13 @@ class LowRankMixture(Distribution):
         labels = clusters(table.z, table.w, n_components, seed)
         prior = IndependencePrior(prior_rows, table.ridge)
         rank = min(rank, x.shape[1])
-        found = _maximise(table.z, table.w, labels, rank, prior, max_iter, tol, generator)
+        mixture = _maximise(table.z, table.w, labels, rank, prior, max_iter, tol, generator)
         scale = table.scale
         return cls(
-            found.weights,
-            table.mean + found.means * scale,
-            found.factors * scale[:, None],
-            found.variances * scale.square(),
+            mixture.weights,
+            table.mean + mixture.means * scale,
+            mixture.factors * scale[:, None],
+            mixture.variances * scale.square(),
         ).to(x.device, x.dtype)
 
     @property
@@ -225,7 +217,7 @@ class LowRankMixture(Distribution):
         return x
 
     def log_prob(self, x: Tensor) -> Tensor:
-        return self._chunked(lambda rows: self._logits(rows)[1].logsumexp(0), x)
+        return self._map_chunks(lambda rows: self._logits(rows)[1].logsumexp(0), x)
 
     def score(self, x: Tensor) -> Tensor:
         """Gradient of the log-density: component scores weighted by the responsibilities."""
@@ -233,14 +225,14 @@ class LowRankMixture(Distribution):
 
     def log_prob_and_score(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Log-density (n,) and its gradient (n, d), at little more than the cost of one."""
-        return self._chunked(self._log_prob_and_score, x)
+        return self._map_chunks(self._log_prob_and_score, x)
 
-    def _chunked(self, function: Callable[[Tensor], Any], x: Tensor) -> Any:
-        return chunked(function, x, self.means.numel(), AT_ONCE)
+    def _map_chunks(self, function: Callable[[Tensor], Any], x: Tensor) -> Any:
+        return map_chunks(function, x, self.means.numel(), AT_ONCE)
 
     def component_log_probs(self, x: Tensor) -> Tensor:
         """log pi_k N(x; mu_k, Sigma_k), (n, K)."""
-        return self._chunked(lambda rows: self._logits(rows)[1].t(), x)
+        return self._map_chunks(lambda rows: self._logits(rows)[1].t(), x)
 
     def _logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Rows along the axes (K, n, r), and log pi_k N(x; mu_k, Sigma_k), (K, n)."""
@@ -269,8 +261,8 @@ class LowRankMixture(Distribution):
         check_temperature(temperature)
         log_weights = self.weights.double().log()
         log_normalisers = log_weights - self._constant.double()
-        bounds = tempered_bounds(log_normalisers, self.means.shape[1], temperature)
-        weights, log_bound = tempered_weights(log_weights, bounds, temperature)
+        bounds = log_integrals_at_temperature(log_normalisers, self.means.shape[1], temperature)
+        weights, log_bound = weights_at_temperature(log_weights, bounds, temperature)
         used = weights > 0  # others have underflowed
         wider = LowRankMixture(
             weights[used],
@@ -373,7 +365,7 @@ class LowRankGiven(Given):
             yield rows, (~known).nonzero()[:, 0], weight, hidden, tril
 
 
-def _checked_parameters(weights: Any, means: Any, factors: Any, variances: Any) -> Tensor:
+def _check_low_rank(weights: Any, means: Any, factors: Any, variances: Any) -> Tensor:
     """The normalised weights in float64; `ValueError` for invalid parameters."""
     if not (isinstance(means, Tensor) and means.is_floating_point() and means.dim() == 2):
         raise ValueError("means must be a floating-point tensor of shape (K, d).")
@@ -440,49 +432,53 @@ def _maximise(
 ) -> LowRankMixture:
     """EM for standardised rows z (n, d) of weights w (n,), initialised by clusters 0 to K - 1."""
     responsibilities = torch.nn.functional.one_hot(labels).double()
-    found: LowRankMixture | None = None
+    mixture: LowRankMixture | None = None
     before = -math.inf
     for _ in range(max_iter):
         kept = w @ responsibilities > MIN_COUNT * min(1.0, float(w.sum()) / len(w))
         if not kept.all():
             remaining = responsibilities[:, kept]
             responsibilities = remaining / remaining.sum(1, keepdim=True).clamp_min(1e-300)
-            found, before = None, -math.inf
-        found = _updated(found, z, responsibilities * w[:, None], rank, prior, generator)
-        logits = found.component_log_probs(z)
+            mixture, before = None, -math.inf
+        mixture = _m_step(mixture, z, responsibilities * w[:, None], rank, prior, generator)
+        logits = mixture.component_log_probs(z)
         total = logits.logsumexp(1)
         responsibilities = (logits - total[:, None]).exp()
         value = float(w @ total / w.sum())
         if value - before < tol:
             break
         before = value
-    assert found is not None
-    return found
+    assert mixture is not None
+    return mixture
 
 
-def _updated(
-    found: LowRankMixture | None,
+def _m_step(
+    mixture: LowRankMixture | None,
     z: Tensor,
     weight: Tensor,
     rank: int,
     prior: IndependencePrior,
     generator: torch.Generator,
 ) -> LowRankMixture:
-    """Parameters given the expected weights (n, K) of rows in components; `found` are the last."""
+    """Parameters given the expected weights (n, K) of rows in components, and the last ones."""
     count = weight.sum(0)
     means = weight.t() @ z / count[:, None]
     factors, variances = z.new_empty(*means.shape, rank), torch.empty_like(means)
     pooled = weight.sum(1) @ z.square() - count @ means.square()
     pooled = pooled.clamp_min(0) / count.sum()
+    # Steps of the factors for each update of the responsibilities.
+    n_factor_steps = 2
+    # A row counts for a component if it belongs to it with at least this probability.
+    least_share = 1e-4
     for k, h in enumerate(weight.t()):
-        rows = (h > LEAST_SHARE * h.max()).nonzero()[:, 0]
+        rows = (h > least_share * h.max()).nonzero()[:, 0]
         y = (z[rows] - means[k]) * h[rows].sqrt()[:, None]
         scatter = Scatter.of(y, count[k], prior, pooled)
-        if found is None:
+        if mixture is None:
             own = _principal(scatter, rank, prior.ridge, generator)
         else:
-            own = found.factors[k], found.variances[k]
-        for _ in range(N_FACTOR_STEPS if rank else 1):
+            own = mixture.factors[k], mixture.variances[k]
+        for _ in range(n_factor_steps if rank else 1):
             own = _factor_step(scatter, *own, prior.ridge)
         factors[k], variances[k] = own
     return LowRankMixture(count / count.sum(), means, factors, variances)
@@ -496,10 +492,12 @@ def _principal(
     Also the variances that they leave, (d,).
     """
     scale = (scatter.total + ridge).sqrt()
-    d, size = len(scale), min(rank + OVERSAMPLED, len(scale))
+    # Directions beyond the rank, and products with the rows, of the initial principal components.
+    oversampled, n_powers = 8, 2
+    d, size = len(scale), min(rank + oversampled, len(scale))
     kind: dict[str, Any] = {"generator": generator, "device": generator.device}
     basis = torch.randn(d, size, dtype=scale.dtype, **kind).to(scale.device)
-    for _ in range(N_POWERS):
+    for _ in range(n_powers):
         basis = torch.linalg.qr(scatter.times(basis / scale[:, None]) / scale[:, None]).Q
     image = scatter.times(basis / scale[:, None]) / scale[:, None]
     variance, axes = torch.linalg.eigh(basis.t() @ image)
@@ -507,7 +505,9 @@ def _principal(
     left = (d - variance.sum()) / max(1, d - rank)
     factors = scale[:, None] * (basis @ axes * (variance - left).clamp_min(0).sqrt())
     variances = scale.square() - factors.square().sum(1)
-    return factors, variances.clamp_min(LEAST_OWN * scale.square())
+    # Least fraction of the variance of a column that is its own to begin with.
+    least_own = 0.05
+    return factors, variances.clamp_min(least_own * scale.square())
 
 
 def _factor_step(

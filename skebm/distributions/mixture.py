@@ -13,19 +13,19 @@ from skebm.base import Clamp, Real
 from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.distributions._fitting import (
-    checked_sigma,
-    checked_weight,
-    chunked,
+    check_row_weights,
+    check_sigma,
     distinct_weights,
     draw_index,
     k_means,
+    log_integrals_at_temperature,
+    map_chunks,
     moments,
     positive,
     positive_weight_rows,
-    tempered_bounds,
-    tempered_weights,
     usable_scale,
     varies,
+    weights_at_temperature,
 )
 from skebm.distributions.base import Distribution, Envelope
 from skebm.distributions.conditionals import Given, MixtureGiven
@@ -36,13 +36,6 @@ KMEANS_STEPS = 5
 # A component with an expected count below this, and below this fraction of the mean weight of a
 # row, is removed.
 MIN_COUNT = 1e-3
-
-# Runs of EM with a fixed prior; the prior of the first comes from the clusters.
-N_PRIORS = 2
-
-# Rows by which the centre of the prior is shrunk. More would distort columns that nearly duplicate
-# each other, which costs a nat and more.
-CENTRE_ROWS = 2.0
 
 
 class Prior(NamedTuple):
@@ -91,7 +84,9 @@ def expectation_maximisation(
     """
     responsibilities = torch.nn.functional.one_hot(labels).double()
     path: list[float] = []
-    for last in range(N_PRIORS):
+    # Runs of EM with a fixed prior; the prior of the first comes from the clusters.
+    n_priors = 2
+    for last in range(n_priors):
         count, means, scatter = component_statistics(z, w, responsibilities)
         prior = make_prior(count, scatter, regularisation, prior_rows)
         before = -math.inf
@@ -123,11 +118,14 @@ def make_prior(
     n_components, d = scatter.shape[:2]
     rows = d + 2.0 if prior_rows is None else prior_rows
     centre = scatter.sum(0)
+    # Rows by which the centre of the prior is shrunk. More would distort columns that nearly
+    # duplicate each other, which costs a nat and more.
+    centre_rows = 2.0
     # Constant columns, whose scatter is zero, get their variance of one from the ridge alone.
     centre.diagonal().add_(
-        CENTRE_ROWS * n_components ** (-2 / d) * (scatter.diagonal(dim1=1, dim2=2).sum(0) > 0)
+        centre_rows * n_components ** (-2 / d) * (scatter.diagonal(dim1=1, dim2=2).sum(0) > 0)
     )
-    return Prior(rows, centre / (count.sum() + CENTRE_ROWS), ridge)
+    return Prior(rows, centre / (count.sum() + centre_rows), ridge)
 
 
 def component_statistics(
@@ -172,7 +170,7 @@ def expectation_step(
         white = torch.addmm(-shift, rows, maps).square_().view(len(rows), *means.shape)
         return torch.sub(constant, white.sum(2), alpha=0.5)
 
-    log_joint = chunked(logits, z, maps.shape[1])
+    log_joint = map_chunks(logits, z, maps.shape[1])
     total = log_joint.logsumexp(1)
     responsibilities = log_joint.sub_(total[:, None]).exp_()
     return responsibilities, float(w @ total), prior.log_density(scale_tril, inverse_tril)
@@ -212,7 +210,7 @@ class _StandardisedRows(NamedTuple):
         regularisation: float,
         sigma: Tensor | float,
     ) -> _StandardisedRows:
-        sigma = checked_sigma(sigma, rows)
+        sigma = check_sigma(sigma, rows)
         mean, variance = moments(rows, w)
         varying = varies(rows, dtype)
         scale = usable_scale(variance, varying)
@@ -408,7 +406,7 @@ class GaussianMixture(Distribution):
         _check_range(0.0 if prior_rows is None else prior_rows, "prior_rows", math.inf)
         if labels.shape != x.shape[:1]:
             raise ValueError(f"labels must be of shape ({len(x)},), got {tuple(labels.shape)}.")
-        w = checked_weight(x, weight)
+        w = check_row_weights(x, weight)
         rows, labels, w = x.detach().double()[w > 0], labels[w > 0], w[w > 0]
         both = torch.cat([rows, labels[:, None].to(rows)], 1)
         number, w = distinct_weights(both, w)
@@ -484,7 +482,7 @@ class GaussianMixture(Distribution):
         return x
 
     def log_prob(self, x: Tensor) -> Tensor:
-        return chunked(lambda rows: self._logits(rows)[1].logsumexp(1), x, self._maps.shape[1])
+        return map_chunks(lambda rows: self._logits(rows)[1].logsumexp(1), x, self._maps.shape[1])
 
     def score(self, x: Tensor) -> Tensor:
         """Gradient of the log-density: component scores weighted by the responsibilities."""
@@ -492,7 +490,7 @@ class GaussianMixture(Distribution):
 
     def log_prob_and_score(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Log-density (n,) and its gradient (n, d), at little more than the cost of one."""
-        return chunked(self._log_prob_and_score, x, self._maps.shape[1])
+        return map_chunks(self._log_prob_and_score, x, self._maps.shape[1])
 
     def _logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Whitened rows (n, K, d), and log pi_k N(x; mu_k, Sigma_k), (n, K)."""
@@ -511,8 +509,8 @@ class GaussianMixture(Distribution):
         check_temperature(temperature)
         log_weights, means, covariances = self.components()
         log_normalisers = log_weights - self._constant.double()
-        bounds = tempered_bounds(log_normalisers, means.shape[1], temperature)
-        weights, log_bound = tempered_weights(log_weights, bounds, temperature)
+        bounds = log_integrals_at_temperature(log_normalisers, means.shape[1], temperature)
+        weights, log_bound = weights_at_temperature(log_weights, bounds, temperature)
         used = weights > 0  # others have underflowed
         wider = GaussianMixture(
             weights[used], self.means[used], temperature * covariances[used].to(self.means)

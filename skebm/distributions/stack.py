@@ -13,7 +13,7 @@ from torch import Tensor
 
 from skebm._validation import sample_that_varies, that_vary
 from skebm.base import Clamp, Conditional, Real
-from skebm.distributions._fitting import draw_index, positive_weight_rows, tempered_weights
+from skebm.distributions._fitting import draw_index, positive_weight_rows, weights_at_temperature
 from skebm.distributions.base import Distribution, Envelope
 from skebm.distributions.bounded import TruncatedGaussian, Uniform
 from skebm.distributions.conditionals import Given
@@ -41,8 +41,6 @@ MOST_PER_ROW, MOST_LOW_WORK, OVERHEAD = 8e4, 4e8, 8
 # Multiplications for each column that wide rows may take instead, by one shape, and by all parts of
 # a stack: those of 64 factors, and of independent columns beside them. A network takes hundreds.
 WIDE_SHAPE, WIDE_STACK = 64 + OVERHEAD, 64 + 2 * OVERHEAD
-# Nats per column and row below which a step of EM ends it.
-LOW_TOLERANCE = 1e-3
 # Scales of the kernel density, most of its centres, and most rows for the mixtures.
 N_SCALES, MOST_CENTRES, MOST_ROWS = 4, 2000, 5000
 # Folds, and the number of held-out rows that is enough, so that some folds need not be fitted.
@@ -177,8 +175,8 @@ class Stack(Distribution):
             A stack in the precision and on the device of x.
         """
         kind: dict[str, Any] = {"low_rank": low_rank, "generator": generator}
-        judged = _judged(x, weight, kernels=kernels, progress=progress, **kind)
-        return cls(*judged.chosen()).to(x.device, x.dtype)
+        validation = _cross_validate(x, weight, kernels=kernels, progress=progress, **kind)
+        return cls(*validation.parts_and_weights()).to(x.device, x.dtype)
 
     @classmethod
     def fit_pair(
@@ -193,11 +191,12 @@ class Stack(Distribution):
 
         The second is for chains, which evaluate it ten times as often as everything else does.
         """
-        judged = _judged(
+        validation = _cross_validate(
             x, weight, kernels=True, low_rank=False, generator=generator, progress=progress
         )
-        pair = cls(*judged.chosen()), cls(*judged.without_kernels().chosen())
-        return pair[0].to(x.device, x.dtype), pair[1].to(x.device, x.dtype)
+        pair = validation, validation.without_kernels()
+        both, mixtures = (cls(*v.parts_and_weights()).to(x.device, x.dtype) for v in pair)
+        return both, mixtures
 
     # ---------------------------------------------------------------- the distribution
 
@@ -226,25 +225,25 @@ class Stack(Distribution):
 
     def log_prob_and_score(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Log-density (n,) and its gradient (n, d), at little more than the cost of one."""
-        found = [part.log_prob_and_score(x) for part in self.parts]
-        values = torch.stack([value for value, _ in found], 1)
+        pairs = [part.log_prob_and_score(x) for part in self.parts]
+        values = torch.stack([value for value, _ in pairs], 1)
         values = values + self.weights.log().to(values)
         total = values.logsumexp(1)
         share = (values - total[:, None]).exp()
-        score = share[:, :1] * found[0][1]
-        for m, (_, other) in enumerate(found[1:], 1):
+        score = share[:, :1] * pairs[0][1]
+        for m, (_, other) in enumerate(pairs[1:], 1):
             score = torch.addcmul(score, share[:, m : m + 1], other)
         return total, score
 
     def tempered(self, temperature: float) -> Envelope:
         """The parts at a temperature, weighted to lie above the power of the stack."""
-        found = [part.tempered(temperature) for part in self.parts]
-        bounds = torch.tensor([one.log_bound for one in found], dtype=torch.float64)
+        envelopes = [part.tempered(temperature) for part in self.parts]
+        bounds = torch.tensor([one.log_bound for one in envelopes], dtype=torch.float64)
         bounds = bounds.to(self.weights.device)
-        weights, log_bound = tempered_weights(self.weights.log(), bounds, temperature)
+        weights, log_bound = weights_at_temperature(self.weights.log(), bounds, temperature)
         weights = weights.to(self.weights)
         used = [k for k, weight in enumerate(weights) if weight > 0]  # others have underflowed
-        wider = Stack([found[k].distribution for k in used], weights[used])
+        wider = Stack([envelopes[k].distribution for k in used], weights[used])
         return Envelope(wider, log_bound)
 
     @property
@@ -394,9 +393,9 @@ class Affine(Distribution):
         return self.distribution.has_tempered
 
     def tempered(self, temperature: float) -> Envelope:
-        found, log_bound = self.distribution.tempered(temperature)
+        inner, log_bound = self.distribution.tempered(temperature)
         change = (1 / temperature - 1) * float(self.scale.log().sum())
-        return Envelope(Affine(found, self.centre, self.scale), log_bound + change)
+        return Envelope(Affine(inner, self.centre, self.scale), log_bound + change)
 
     def convolved(self, sigma: Tensor | float) -> Affine:
         return Affine(self.distribution.convolved(sigma * self.scale), self.centre, self.scale)
@@ -423,7 +422,7 @@ class _AffineConditional(Conditional):
 # ------------------------------------------------------------------------------
 
 
-class Judged(NamedTuple):
+class CrossValidation(NamedTuple):
     """Fitted parts, and log-densities (n, M) of rows under parts that were fitted without them."""
 
     parts: list[Distribution]
@@ -432,7 +431,7 @@ class Judged(NamedTuple):
     costs: list[float]
     low_rank: bool
 
-    def without_kernels(self) -> Judged:
+    def without_kernels(self) -> CrossValidation:
         """The same for the mixtures alone; there is always at least one."""
         kept = [m for m, part in enumerate(self.parts) if not isinstance(part, KernelDensity)]
         return self._replace(
@@ -441,7 +440,7 @@ class Judged(NamedTuple):
             costs=[self.costs[m] for m in kept],
         )
 
-    def chosen(self) -> tuple[list[Distribution], Tensor]:
+    def parts_and_weights(self) -> tuple[list[Distribution], Tensor]:
         """The parts that held-out rows need, and their weights."""
         if len(self.parts) == 1:
             return self.parts, self.weight.new_ones(1)
@@ -450,11 +449,11 @@ class Judged(NamedTuple):
             least, most = LEAST_GAIN * n_columns, max(MOST_PER_ROW, WIDE_STACK * n_columns)
             kept, a = _affordable(self.log_density, self.weight, self.costs, least, most)
         else:
-            kept, a = _needed(self.log_density, self.weight)
+            kept, a = _select_parts(self.log_density, self.weight)
         return [self.parts[m] for m in kept], a
 
 
-def _judged(
+def _cross_validate(
     x: Tensor,
     weight: Tensor | None,
     *,
@@ -462,13 +461,13 @@ def _judged(
     low_rank: bool,
     generator: torch.Generator | None,
     progress: Callable[[Sequence[Any]], Iterator[Any]],
-) -> Judged:
+) -> CrossValidation:
     """Fit the candidates to all rows, and to all but each fold, whose rows judge them."""
     rows, w = _in_order(*positive_weight_rows(x, weight))
     if generator is None:
         generator = torch.Generator(x.device).manual_seed(0)
     order = torch.randperm(len(rows), generator=generator, device=generator.device)
-    rows, w = _sampled(rows, w, order)
+    rows, w = _sample_of_rows(rows, w, order)
     seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
     if low_rank:
         candidates = _low_rank_candidates(len(rows), rows.shape[1], seed)
@@ -477,7 +476,7 @@ def _judged(
     if len(rows) < FEWEST_ROWS:
         # One Gaussian, shrunk: there is nothing to choose by.
         only = candidates[-1].fit(rows, w)
-        return Judged([only], rows.new_zeros(len(rows), 1), w, [0.0], low_rank)
+        return CrossValidation([only], rows.new_zeros(len(rows), 1), w, [0.0], low_rank)
     fold = torch.arange(len(rows), device=rows.device) % N_FOLDS
     enough = ENOUGH_LOW if low_rank else ENOUGH
     n_folds = min(N_FOLDS, math.ceil(enough * N_FOLDS / len(rows)))
@@ -497,10 +496,10 @@ def _judged(
         parts.append(part)
         densities.append(density[by])
     costs = [candidate.cost for candidate in candidates]
-    return Judged(parts, torch.stack(densities, 1), w[by], costs, low_rank)
+    return CrossValidation(parts, torch.stack(densities, 1), w[by], costs, low_rank)
 
 
-def _sampled(x: Tensor, w: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
+def _sample_of_rows(x: Tensor, w: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
     """The first rows of a random order, among which, and the centres, all columns vary."""
     table = x.cpu().numpy()
     some = order[:MOST_ROWS].cpu().numpy()
@@ -530,11 +529,13 @@ def _candidates(n: int, d: int, seed: int, *, kernels: bool) -> list[Candidate]:
         return fit
 
     most = min(n * (N_FOLDS - 1) / N_FOLDS / ROWS_PER_COMPONENT, MOST_WORK / (n * d * d))
-    found = [Candidate("kernel", _kernels)] if kernels else []
+    candidates = [Candidate("kernel", _kernels)] if kernels else []
     for size in reversed(SIZES):
         if size <= max(1, most):
-            found += [Candidate(f"mixture of {size}", mixture(size, prior)) for prior in PRIORS]
-    return found
+            candidates += [
+                Candidate(f"mixture of {size}", mixture(size, prior)) for prior in PRIORS
+            ]
+    return candidates
 
 
 def _low_rank_candidates(n: int, d: int, seed: int) -> list[Candidate]:
@@ -543,12 +544,14 @@ def _low_rank_candidates(n: int, d: int, seed: int) -> list[Candidate]:
     def mixture(size: int, rank: int, prior: dict[str, Any]) -> Any:
         def fit(x: Tensor, w: Tensor) -> Distribution:
             generator = torch.Generator(x.device).manual_seed(seed)
-            kind: dict[str, Any] = {"tol": LOW_TOLERANCE * d, "generator": generator} | prior
+            # Nats per column and row below which a step of EM ends it.
+            low_tolerance = 1e-3
+            kind: dict[str, Any] = {"tol": low_tolerance * d, "generator": generator} | prior
             return LowRankMixture.fit(x, w, size, rank, **kind)
 
         return fit
 
-    found = []
+    candidates = []
     most = max(min(MOST_PER_ROW, MOST_LOW_WORK / n), WIDE_SHAPE * d)
     for size, rank in reversed(SHAPES):
         cost = size * (rank + OVERHEAD) * d
@@ -557,8 +560,8 @@ def _low_rank_candidates(n: int, d: int, seed: int) -> list[Candidate]:
             # One component has no small variances that only few rows show.
             for prior in LOW_PRIORS[size == 1 :]:
                 fit = mixture(size, rank, prior)
-                found.append(Candidate(f"{size} of rank {rank}", fit, cost))
-    return [*found, Candidate("independent", mixture(1, 0, LOW_PRIORS[-1]), OVERHEAD * d)]
+                candidates.append(Candidate(f"{size} of rank {rank}", fit, cost))
+    return [*candidates, Candidate("independent", mixture(1, 0, LOW_PRIORS[-1]), OVERHEAD * d)]
 
 
 def _kernels(x: Tensor, w: Tensor) -> KernelDensity:
@@ -581,7 +584,7 @@ def _without(
     return KernelDensity(part.centres[kept], None, part.weights[kept], **scales)
 
 
-def _needed(log_density: Tensor, weight: Tensor) -> tuple[list[int], Tensor]:
+def _select_parts(log_density: Tensor, weight: Tensor) -> tuple[list[int], Tensor]:
     """Numbers and weights of the parts that held-out rows need.
 
     The first is left out first, the others by their weights.
@@ -610,10 +613,10 @@ def _affordable(
     while True:
         left = most - sum(costs[k] for k in kept)
         possible = [k for k in range(len(costs)) if k not in kept and costs[k] <= left]
-        found = [(*_weights_and_score(log_density, weight, [*kept, k]), k) for k in possible]
-        if not found:
+        extensions = [(*_weights_and_score(log_density, weight, [*kept, k]), k) for k in possible]
+        if not extensions:
             return kept, a
-        shares, value, k = max(found, key=lambda one: one[1])
+        shares, value, k = max(extensions, key=lambda one: one[1])
         if value - before < least_gain:
             return kept, a
         kept, a, before = [*kept, k], shares, value

@@ -151,7 +151,7 @@ class RowwiseEnergy:
         """f(c, x), (m n,)."""
         return self.energy.trained(self.rows(x))
 
-    def trained_and_grad(self, x: Tensor) -> ValueAndInputGrad:
+    def parametric_energy_and_grad(self, x: Tensor) -> ValueAndInputGrad:
         """f(c, x), (m n,), and its gradient with respect to x, (m n, dx).
 
         Both are differentiable with respect to the weights.
@@ -161,7 +161,7 @@ class RowwiseEnergy:
 
     def value_and_input_grad(self, x: Tensor) -> ValueAndInputGrad:
         """E(x given c) and its gradient with respect to x; differentiable in the weights."""
-        value, grad = self.trained_and_grad(x)
+        value, grad = self.parametric_energy_and_grad(x)
         log_q, score = self.base.log_prob_and_score(x)
         return ValueAndInputGrad(value - log_q, grad - score)
 

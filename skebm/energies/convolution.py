@@ -90,7 +90,7 @@ class Conv(BaseEstimator):
         with seeded(spec.generator):
             scales = [
                 ConvNetwork(one, channels, activation, self.spectral_norm)
-                for one in (_downsampled(spec, 2**s) for s in range(n_scales))
+                for one in (_downsample(spec, 2**s) for s in range(n_scales))
             ]
             built = scales[0] if n_scales == 1 else MultiScaleNetwork(scales)
         return built.to(spec.generator.device, spec.dtype)
@@ -146,7 +146,7 @@ class MultiScaleNetwork(nn.Module):
         return value
 
 
-def _downsampled(spec: Spec, block: int) -> Spec:
+def _downsample(spec: Spec, block: int) -> Spec:
     """The specification for images averaged over blocks."""
     channels, height, width = spec.shape
     return spec._replace(shape=(channels, -(-height // block), -(-width // block)))

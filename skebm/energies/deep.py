@@ -26,8 +26,6 @@ from skebm.energies.rbm.mixed import MixedRBM
 HIDDEN_LOGIT = -1.0
 # Products of other widths are rounded by the place of a row in its block.
 ALIGNMENT = 16
-# Log-odds of units that only fill up a layer.
-OFF = -1e4
 # Numbers that a sum over states holds at a time: 16 MB of float32.
 CHUNK = 4_000_000
 
@@ -98,10 +96,10 @@ class Layers:
         """Which weights exist, (H, d) of bool; None if all do, as with up to two hidden layers."""
         if self.depth < 3:
             return None
-        found = torch.zeros(self.n_between, self.n_row, dtype=torch.bool, device=device)
+        mask = torch.zeros(self.n_between, self.n_row, dtype=torch.bool, device=device)
         for rows, columns in self.couplings():
-            found[rows, columns] = True
-        return found
+            mask[rows, columns] = True
+        return mask
 
     def weights(self, energy: Any) -> tuple[Tensor, ...]:
         """Views of W_l, (units of layer l, units of layer l - 1), from below."""
@@ -115,15 +113,15 @@ class Layers:
 
     def hidden_layers(self, beside: Tensor, between: Tensor) -> tuple[Tensor, ...]:
         """States or means (n, units) of the hidden layers, h1 first, from those of both sides."""
-        found = []
+        layers = []
         for layer in range(1, len(self.sizes)):
             place = self.place(layer)
             if layer % 2:
-                found.append(between[:, place])
+                layers.append(between[:, place])
             else:
                 start, stop = place.start - self.n_visible, place.stop - self.n_visible
-                found.append(beside[:, start:stop])
-        return tuple(found)
+                layers.append(beside[:, start:stop])
+        return tuple(layers)
 
 
 # ------------------------------------------------------------------------------
@@ -185,15 +183,15 @@ class BernoulliDBM(BernoulliRBM):
         dtype: torch.dtype = torch.float32,
         base: IndependentBernoulli | None = None,
     ):
-        found = Layers(tuple(layers))
+        layout = Layers(tuple(layers))
         if base is not None:
-            beside = base.logits.new_full((found.n_beside,), HIDDEN_LOGIT)
+            beside = base.logits.new_full((layout.n_beside,), HIDDEN_LOGIT)
             base = IndependentBernoulli(torch.cat([base.logits, beside]))
         super().__init__(
-            found.n_row, found.n_between, generator=generator, scale=1.0, dtype=dtype, base=base
+            layout.n_row, layout.n_between, generator=generator, scale=1.0, dtype=dtype, base=base
         )
-        self.layers = found
-        scale_weights(self, found, scale)
+        self.layers = layout
+        scale_weights(self, layout, scale)
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
@@ -209,7 +207,7 @@ class BernoulliDBM(BernoulliRBM):
         self, centering: Centering | None, penalty: Penalty | None
     ) -> ContrastGradient:
         """The gradient of the RBM, without that of weights that do not exist."""
-        return masked(super().contrast_gradient(centering, penalty), self)
+        return mask_gradient(super().contrast_gradient(centering, penalty), self)
 
 
 class MixedDBM(MixedRBM):
@@ -264,14 +262,14 @@ class MixedDBM(MixedRBM):
         scale: float | None = None,
         dtype: torch.dtype = torch.float32,
     ):
-        found = Layers((base.domain.n_columns, *hidden_layers))
-        if found.n_beside:
+        layout = Layers((base.domain.n_columns, *hidden_layers))
+        if layout.n_beside:
             new: dict[str, Any] = {"dtype": dtype, "device": generator.device}
-            beside = IndependentBernoulli(torch.full((found.n_beside,), HIDDEN_LOGIT, **new))
+            beside = IndependentBernoulli(torch.full((layout.n_beside,), HIDDEN_LOGIT, **new))
             base = Columns([*blocks_of(base), beside])
-        super().__init__(base, found.n_between, generator=generator, scale=1.0, dtype=dtype)
-        self.layers = found
-        scale_weights(self, found, scale)
+        super().__init__(base, layout.n_between, generator=generator, scale=1.0, dtype=dtype)
+        self.layers = layout
+        scale_weights(self, layout, scale)
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
@@ -287,7 +285,7 @@ class MixedDBM(MixedRBM):
         self, centering: Centering | None, penalty: Penalty | None
     ) -> ContrastGradient:
         """The gradient of the RBM, without that of weights that do not exist."""
-        return masked(super().contrast_gradient(centering, penalty), self)
+        return mask_gradient(super().contrast_gradient(centering, penalty), self)
 
 
 @torch.no_grad()
@@ -300,7 +298,7 @@ def scale_weights(energy: Any, layers: Layers, scale: float | None) -> None:
     energy.weight.mul_(factor)
 
 
-def masked(gradient: Any, energy: Any) -> ContrastGradient:
+def mask_gradient(gradient: Any, energy: Any) -> ContrastGradient:
     """The gradient, masked where some weights are fixed at zero."""
     mask = energy.layers.mask(energy.weight.device)
     return gradient if mask is None else MaskedGradient(gradient, energy, mask)
@@ -309,8 +307,8 @@ def masked(gradient: Any, energy: Any) -> ContrastGradient:
 class MaskedGradient(ContrastGradient):
     r"""Gradient of an RBM some of whose weights are fixed at zero.
 
-    Centred biases follow the weights (see :func:`skebm.energies.rbm.gradient.centered`), so the
-    contribution of the weights that are fixed at zero is removed from them:
+    Centred biases follow the weights (see :func:`skebm.energies.rbm.gradient.center_gradient`), so
+    the contribution of the weights that are fixed at zero is removed from them:
     :math:`\tilde g_b = g_b - \tilde G^\top \lambda` with the masked :math:`\tilde G`.
 
     Parameters
@@ -325,8 +323,8 @@ class MaskedGradient(ContrastGradient):
         self.gradient, self.energy, self.left_out = gradient, energy, ~mask
 
     def start(self, x: Tensor, weight: Tensor | None) -> Offsets | None:
-        found: Offsets | None = self.gradient.start(x, weight)
-        return found
+        offsets: Offsets | None = self.gradient.start(x, weight)
+        return offsets
 
     @torch.no_grad()
     def write(
@@ -388,16 +386,18 @@ class HiddenGiven:
         self.bias = energy.visible_bias[d : d + b]
         if b and isinstance(energy, MixedRBM):  # its base is a part of the energy
             self.bias = self.bias + energy.parts[-1].logits
+        # Log-odds of units that only fill up a layer.
+        off = -1e4
         if padded:
             extra = -b % ALIGNMENT
             self.weight = nn.functional.pad(self.weight, (0, extra))
-            self.bias = nn.functional.pad(self.bias, (0, extra), value=OFF)
+            self.bias = nn.functional.pad(self.bias, (0, extra), value=off)
 
     @functools.cached_property
     def log_rest(self) -> Tensor:
         """Minus the energy where all hidden units are 0, (n,); mean field does not need it."""
-        found: Tensor = -self.energy.free_energy(self.row) - softplus(self.field).sum(1)
-        return found
+        log_rest: Tensor = -self.energy.free_energy(self.row) - softplus(self.field).sum(1)
+        return log_rest
 
     def between_field(self, beside: Tensor) -> Tensor:
         """Log-odds of h1, h3, ... given states or means (n, B) of h2, h4, ..., (n, H)."""
@@ -435,16 +435,20 @@ class HiddenGiven:
             place = torch.arange(n_units, device=number.device)
             states = (number[:, None] >> place & 1).to(self.field)
             states = nn.functional.pad(states, (0, width - n_units))
-            part = self._given_beside(states) if over_row else self._given_between(states)
+            part = (
+                self._log_sum_given_beside(states)
+                if over_row
+                else self._log_sum_given_between(states)
+            )
             total = torch.logaddexp(total, part.double().logsumexp(1))
         return total
 
-    def _given_beside(self, states: Tensor) -> Tensor:
+    def _log_sum_given_beside(self, states: Tensor) -> Tensor:
         """log sum over h1, h3, ... of exp(-E) in states (S, B) of the others, (n, S)."""
         field = self.field[:, None] + (states @ self.weight.t())[None]
         return self.log_rest[:, None] + states @ self.bias + softplus(field).sum(2)
 
-    def _given_between(self, states: Tensor) -> Tensor:
+    def _log_sum_given_between(self, states: Tensor) -> Tensor:
         """log sum over h2, h4, ... of exp(-E) in states (S, H) of the others, (n, S)."""
         summed = softplus(torch.addmm(self.bias, states, self.weight)).sum(1)
         return self.log_rest[:, None] + self.field @ states.t() + summed

@@ -92,10 +92,6 @@ Head = Callable[[Tensor], tuple[Tensor, Tensor]]
 # Frequencies of the sine and cosine features of the logarithm of a noise level.
 LEVEL_FREQUENCIES = (0.5, 1.0, 2.0, 4.0)
 
-# Initial weight of the mean feature in an energy without base and bounds, per root of the columns.
-# Means grow with about a third of the distance: most of exp(-E) is within a few units then.
-CONFINEMENT = 4.0
-
 
 class MLP(BaseEstimator):
     r"""Fully connected network of flat rows with a scalar output and smooth activations.
@@ -354,9 +350,7 @@ class MLPNetwork(nn.Module):
             return ValueAndInputGrad(a @ last, grad)
         o, y = self._reconstruction(x, a)
         grad = self._backward_pass((o - y) @ last, weights, derivatives, features)
-        return ValueAndInputGrad(
-            ((o / 2 - y) * o).sum(1), grad - self.whitening.transposed_times(o)
-        )
+        return ValueAndInputGrad(((o / 2 - y) * o).sum(1), grad - self.whitening.transpose_times(o))
 
     def grad_of_logits(self, x: Tensor, head: Head) -> ValueAndInputGrad:
         """Value and gradient of a function of the logits; `head` gives its value and gradient."""
@@ -430,7 +424,7 @@ class MLPNetwork(nn.Module):
         second_derivative = ((o_first - 2 * y_first) * o_first).sum((1, 2))
         second_derivative = second_derivative + ((o - y) * (second @ last.t())).sum(1)
         grad = self._backward_pass((o - y) @ last, weights, derivatives, features)
-        return DirectionalDerivatives(grad - self.whitening.transposed_times(o), second_derivative)
+        return DirectionalDerivatives(grad - self.whitening.transpose_times(o), second_derivative)
 
 
 def _initialise(layer: nn.Linear) -> None:
@@ -450,7 +444,11 @@ def initial_output(spec: Spec, n_features: int) -> float:
     does, too. With a flat energy, chains would diffuse to regions where the first steps of training
     change the energy by hundreds of nats.
     """
-    return CONFINEMENT * math.sqrt(math.prod(spec.shape)) / n_features if spec.confining else 0.0
+    # Initial weight of the mean feature in an energy without base and bounds, per root of the
+    # columns. Means grow with about a third of the distance: most of exp(-E) is within a few units
+    # then.
+    confinement = 4.0
+    return confinement * math.sqrt(math.prod(spec.shape)) / n_features if spec.confining else 0.0
 
 
 class LevelShifts(nn.Module):
@@ -469,10 +467,10 @@ class LevelShifts(nn.Module):
 
 def sizes_of(name: str, sizes: Any) -> tuple[int, ...]:
     """Sizes of layers as integers; `ValueError` for others."""
-    found = whole_numbers(name, sizes, 1)
-    if not found:
+    numbers = whole_numbers(name, sizes, 1)
+    if not numbers:
         raise ValueError(f"{name} must hold the size of at least one layer, got {sizes!r}.")
-    return found
+    return numbers
 
 
 def activation_of(name: Any) -> str:

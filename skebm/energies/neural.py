@@ -94,7 +94,7 @@ def build_network(network: Any, spec: Spec) -> nn.Module:
         built: Any = copy.deepcopy(network)
     else:
         make: Callable[[Spec], Any] = network.build if hasattr(network, "build") else network
-        built = _made(make, spec)
+        built = _call_factory(make, spec)
     if not isinstance(built, nn.Module):
         raise TypeError(
             f"network={network!r} built {type(built).__name__}, but must build a torch.nn.Module."
@@ -111,7 +111,7 @@ def build_network(network: Any, spec: Spec) -> nn.Module:
     return built
 
 
-def _made(make: Callable[[Spec], Any], spec: Spec) -> Any:
+def _call_factory(make: Callable[[Spec], Any], spec: Spec) -> Any:
     """What a factory makes; `TypeError` where it is a class that does not take a `Spec`."""
     try:
         with seeded(spec.generator):
@@ -159,7 +159,7 @@ class Parametrized:
         return build_network(self.module, spec)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"pickled": _pickled(self.module)}
+        return {"pickled": _to_bytes(self.module)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.module = pickle.loads(state["pickled"])
@@ -191,11 +191,11 @@ class _Pickler(pickle.Pickler):
                 for key, hook in state[name].items()
                 if "_weight_norm_compat_hook" not in repr(getattr(hook, "hook", hook))
             )
-            return _parametrized, (type(value).__bases__[0], state)
+            return _module_from_state, (type(value).__bases__[0], state)
         return NotImplemented
 
 
-def _pickled(module: nn.Module) -> bytes:
+def _to_bytes(module: nn.Module) -> bytes:
     file = io.BytesIO()
     try:
         _Pickler(file).dump(module)
@@ -207,16 +207,16 @@ def _pickled(module: nn.Module) -> bytes:
     return file.getvalue()
 
 
-def _parametrized(kind: type[nn.Module], state: dict[str, Any]) -> nn.Module:
+def _module_from_state(kind: type[nn.Module], state: dict[str, Any]) -> nn.Module:
     """A module of a class with parametrizations, which `state` holds."""
-    found: nn.Module = kind.__new__(kind)
-    found.__dict__.update(state)
-    parametrize._inject_new_class(found)
-    parts = found.parametrizations
+    module: nn.Module = kind.__new__(kind)
+    module.__dict__.update(state)
+    parametrize._inject_new_class(module)
+    parts = module.parametrizations
     assert isinstance(parts, nn.ModuleDict)
     for name in parts:
-        parametrize._inject_property(found, name)
-    return found
+        parametrize._inject_property(module, name)
+    return module
 
 
 def _check_output(network: nn.Module, spec: Spec, n: int) -> None:

@@ -98,11 +98,11 @@ def unary_fields(base: Distribution) -> UnaryFields | None:
     if not isinstance(base, Columns):
         return None
     parts = [unary_fields(part) for part in base.parts]
-    found = [part for part in parts if part is not None]
-    if len(found) < len(parts):
+    fields = [part for part in parts if part is not None]
+    if len(fields) < len(parts):
         return None
-    total = sum(part.log_normaliser for part in found)
-    return UnaryFields(torch.cat([part.logits for part in found]), total)
+    total = sum(part.log_normaliser for part in fields)
+    return UnaryFields(torch.cat([part.logits for part in fields]), total)
 
 
 class AnnealingPath(abc.ABC):
@@ -193,7 +193,7 @@ class BipartitePath(AnnealingPath):
         if rows is not x:
             return None
         if isinstance(self.energy, SubspaceEnergy):
-            return self.energy.given_field(beta * field, beta).sample(generator)
+            return self.energy.units_given_field(beta * field, beta).sample(generator)
         return Bernoulli((beta * field).sigmoid_()).sample(generator)
 
 
@@ -445,12 +445,12 @@ class Geometric(Energy):
         if torch.is_grad_enabled():
             return self.beta * self.energy(x) - (1 - self.beta) * self.path.base.log_prob(x)
         parts = self.path.parts(x)
-        return self._mixed(parts.energy, parts.log_q)
+        return self._interpolate(parts.energy, parts.log_q)
 
     def value_and_grad(self, x: Tensor, cond: Any = None) -> tuple[Tensor, Tensor]:
         parts: Any = self.path.parts(x, with_grad=True)
-        value = self._mixed(parts.energy, parts.log_q)
-        return value, self._mixed(parts.energy_grad, parts.log_q_grad)
+        value = self._interpolate(parts.energy, parts.log_q)
+        return value, self._interpolate(parts.energy_grad, parts.log_q_grad)
 
-    def _mixed(self, energy: Tensor, log_q: Tensor) -> Tensor:
+    def _interpolate(self, energy: Tensor, log_q: Tensor) -> Tensor:
         return self.beta * energy - (1 - self.beta) * log_q

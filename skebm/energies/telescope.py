@@ -12,15 +12,6 @@ from torch import Tensor, nn
 
 from skebm.distributions import Gaussian
 
-# Largest absolute logarithm of b / a on the grid of the path, and its number of points; narrower
-# data than that, relative to the noise, are a point in single precision.
-MAX_LOG_RATIO, N_GRID = 15.0, 1501
-# Longest step. Its square is the symmetric divergence in nats; a classifier of two distributions
-# 4 nats apart (2 in either direction) is right five times out of six.
-MAX_STEP = 2.0
-# Least length of a radian of the path.
-MIN_LENGTH_PER_RADIAN = 0.1
-
 
 class Waymarks(NamedTuple):
     r"""Bridge distributions between data and noise, :math:`x_k = a_k x_0 + b_k x_1`.
@@ -88,13 +79,21 @@ def fit_waymarks(
         (mean[0], covariance[0]) for _, mean, covariance in (data.components(), noise.components())
     ]
     (m0, c0), (m1, c1) = ends
-    angle = torch.linspace(-MAX_LOG_RATIO, MAX_LOG_RATIO, N_GRID, dtype=torch.float64).exp().atan()
+    # Largest absolute logarithm of b / a on the grid of the path, and its number of points;
+    # narrower data than that, relative to the noise, are a point in single precision.
+    max_log_ratio, n_grid = 15.0, 1501
+    angle = torch.linspace(-max_log_ratio, max_log_ratio, n_grid, dtype=torch.float64).exp().atan()
     angle = torch.cat([angle.new_zeros(1), angle, angle.new_full((1,), math.pi / 2)]).to(m0)
     step = _symmetric_divergences(_coefficients(angle, convex), *ends).sqrt()
+    # Longest step. Its square is the symmetric divergence in nats; a classifier of two
+    # distributions 4 nats apart (2 in either direction) is right five times out of six.
+    max_step = 2.0
     if n_bridges == "auto":
-        n_bridges = max(1, math.ceil(float(step.sum()) / MAX_STEP))
+        n_bridges = max(1, math.ceil(float(step.sum()) / max_step))
+    # Least length of a radian of the path.
+    min_length_per_radian = 0.1
     # Where the moments do not change along the path, waymarks are evenly spaced in the angle.
-    length = torch.hypot(step, MIN_LENGTH_PER_RADIAN * angle.diff()).cumsum(0)
+    length = torch.hypot(step, min_length_per_radian * angle.diff()).cumsum(0)
     length = torch.cat([length.new_zeros(1), length])
     targets = torch.linspace(0, 1, int(n_bridges) + 1).to(length) * length[-1]
     at = np.interp(targets.cpu().numpy(), length.cpu().numpy(), angle.cpu().numpy())
@@ -194,7 +193,7 @@ class Telescope(nn.Module):
         """K."""
         return len(self.networks)
 
-    def _whitened(self, x: Tensor, k: int) -> Tensor:
+    def _whiten(self, x: Tensor, k: int) -> Tensor:
         return (x.flatten(1) - self.centres[k]) @ self.whitening_matrices[k]
 
     def _log_normal(self, y: Tensor, k: int) -> Tensor:
@@ -206,15 +205,15 @@ class Telescope(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """f(x), (n,)."""
-        first, last = self._whitened(x, 0), self._whitened(x, self.n_bridges)
+        first, last = self._whiten(x, 0), self._whiten(x, self.n_bridges)
         value = self._log_normal(last, self.n_bridges) - self._log_normal(first, 0)
         for k in range(self.n_bridges):
-            value = value - self._correction(self._whitened(x, k), k, x)
+            value = value - self._correction(self._whiten(x, k), k, x)
         return value
 
     def log_ratio(self, x: Tensor, k: int) -> Tensor:
         """r_k(x), (n,)."""
-        y, y_next = self._whitened(x, k), self._whitened(x, k + 1)
+        y, y_next = self._whiten(x, k), self._whiten(x, k + 1)
         normal = self._log_normal(y, k) - self._log_normal(y_next, k + 1)
         return normal + self._correction(y, k, x)
 

@@ -44,7 +44,7 @@ class Whitening(NamedTuple):
         """A x of each vector (..., d)."""
         return x @ self.matrix
 
-    def transposed_times(self, y: Tensor) -> Tensor:
+    def transpose_times(self, y: Tensor) -> Tensor:
         """A' y of each vector (..., d)."""
         return y @ self.matrix
 
@@ -75,7 +75,7 @@ class LowRankWhitening(NamedTuple):
         """A x of each vector (..., d)."""
         return self._shrunk(x * self.scale)
 
-    def transposed_times(self, y: Tensor) -> Tensor:
+    def transpose_times(self, y: Tensor) -> Tensor:
         """A' y of each vector (..., d)."""
         return self._shrunk(y) * self.scale
 
@@ -93,14 +93,14 @@ def whitening_of(base: Distribution | None) -> Whitening | LowRankWhitening | No
     low_rank = None if base is None else _components(base)
     if low_rank is not None and low_rank.means.shape[1] > MOST_DENSE:
         return _low_rank_whitening(low_rank)
-    found = None if base is None else _moments(base)
-    if found is None:
+    moments = None if base is None else _moments(base)
+    if moments is None:
         return None
-    variances, axes = torch.linalg.eigh(found.covariance)
+    variances, axes = torch.linalg.eigh(moments.covariance)
     inverse_sqrt = (axes * variances.rsqrt()) @ axes.t()
-    widest = torch.linalg.eigvalsh(inverse_sqrt @ found.components @ inverse_sqrt).max()
+    widest = torch.linalg.eigvalsh(inverse_sqrt @ moments.components @ inverse_sqrt).max()
     shrunk = inverse_sqrt * (MARGIN / widest.clamp_min(1.0)).sqrt()
-    return Whitening(found.mean.to(found.like), shrunk.to(found.like))
+    return Whitening(moments.mean.to(moments.like), shrunk.to(moments.like))
 
 
 class _Moments(NamedTuple):
@@ -199,21 +199,21 @@ def _low_rank_whitening(base: _Components) -> LowRankWhitening:
     variances = variances + loadings.square().sum(1) - first.square().sum(1)
     scale = variances.rsqrt()
     axes, singular, _ = torch.linalg.svd(first * scale[:, None], full_matrices=False)
-    found = LowRankWhitening(mean, scale, axes, 1 - (1 + singular.square()).rsqrt())
+    whitening = LowRankWhitening(mean, scale, axes, 1 - (1 + singular.square()).rsqrt())
     components = zip(base.factors, base.variances, strict=True)
-    widest = max(_widest(found, factors, own) for factors, own in components)
-    found = found._replace(scale=scale * (MARGIN / max(widest, 1.0)) ** 0.5)
-    return LowRankWhitening(*(part.to(base.like) for part in found))
+    widest = max(_widest(whitening, factors, own) for factors, own in components)
+    whitening = whitening._replace(scale=scale * (MARGIN / max(widest, 1.0)) ** 0.5)
+    return LowRankWhitening(*(part.to(base.like) for part in whitening))
 
 
 def _widest(whitening: LowRankWhitening, factors: Tensor, variances: Tensor) -> float:
     """Largest variance of a component in any direction after the whitening, by Lanczos."""
 
     def variance(direction: np.ndarray) -> np.ndarray:
-        v = whitening.transposed_times(torch.as_tensor(direction.ravel()).to(factors))
+        v = whitening.transpose_times(torch.as_tensor(direction.ravel()).to(factors))
         v = factors @ (factors.t() @ v) + variances * v
-        found: np.ndarray = whitening.times(v).cpu().numpy()
-        return found
+        product: np.ndarray = whitening.times(v).cpu().numpy()
+        return product
 
     d = len(variances)
     operator = LinearOperator((d, d), matvec=variance, dtype=np.float64)

@@ -34,7 +34,7 @@ def plane(estimator: Any, X: Any, columns: Any, given: Any) -> tuple[list[int], 
         names = [f"x{k}" for k in range(estimator.n_features_in_)]
     names = [str(name) for name in names]
     pair = _check_columns(columns, names)
-    row, data = _fixed_row(table, given, len(names)), None
+    row, data = _reference_row(table, given, len(names)), None
     if table is not None:
         data = np.column_stack([_axis_values(table, k, names[k]) for k in pair])
         data = data[~np.isnan(data).any(1)]
@@ -69,7 +69,7 @@ def _axis_values(table: Any, k: int, name: str) -> np.ndarray:
         raise ValueError(f"Column {name!r} is not numeric, so it cannot be an axis.") from error
 
 
-def _fixed_row(table: Any, given: Any, d: int) -> Any:
+def _reference_row(table: Any, given: Any, d: int) -> Any:
     """One row, `given` or of medians, as a table of the type of `table`."""
     if given is not None:
         values = np.ravel(np.asarray(given)).tolist()

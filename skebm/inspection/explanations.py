@@ -195,13 +195,15 @@ class ExplanationDisplay:
 
     def _label(self, row: int, j: int) -> str:
         """Name of a column and its value, and below the expected value."""
-        found = self.explanation
-        name = f"{_shorten(str(found.feature_names[j]))} = {short(found.values[row, j])}"
-        if np.isnan(found.contributions[row, j]):
+        explanation = self.explanation
+        name = (
+            f"{_shorten(str(explanation.feature_names[j]))} = {short(explanation.values[row, j])}"
+        )
+        if np.isnan(explanation.contributions[row, j]):
             return f"{name}\nnot explained"
-        if found.expected is None:
+        if explanation.expected is None:
             return name
-        return f"{name}\nexpected {short(found.expected[row, j])}"
+        return f"{name}\nexpected {short(explanation.expected[row, j])}"
 
 
 def short(value: Any) -> str:

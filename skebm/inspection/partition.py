@@ -147,7 +147,7 @@ class PartitionDisplay:
         """
         ax = axes_of("PartitionDisplay", ax, (8.0, 1.5 + 0.38 * len(self.frame)))
         self.figure_, self.ax_ = ax.figure, ax
-        known = self._known() if exact is None else float(exact)
+        known = self._exact_value() if exact is None else float(exact)
         low, high = window(self.frame, known)
         ax.set(xlim=(low, high), ylim=(len(self.frame) - 0.4, -0.6), xlabel="log Z, nats")
         ax.ticklabel_format(axis="x", useOffset=False, style="plain")
@@ -168,7 +168,7 @@ class PartitionDisplay:
         self._draw_legend()
         return self
 
-    def _known(self) -> float | None:
+    def _exact_value(self) -> float | None:
         """log Z of an exact method, if there is one."""
         frame = self.frame
         exact = frame[frame["bound_kind"] == "exact"]
@@ -179,13 +179,13 @@ class PartitionDisplay:
         from matplotlib.transforms import ScaledTranslation
 
         handles, labels = self.ax_.get_legend_handles_labels()
-        found = dict(zip(labels, handles, strict=True))
-        order = [name for name in LEGEND if name in found]
+        handle_of = dict(zip(labels, handles, strict=True))
+        order = [name for name in LEGEND if name in handle_of]
         if not order:
             return
         below = ScaledTranslation(0, -0.45, self.figure_.dpi_scale_trans)  # inches
         self.ax_.legend(
-            [found[name] for name in order],
+            [handle_of[name] for name in order],
             order,
             loc="upper center",
             bbox_to_anchor=(0.5, 0.0),

@@ -122,7 +122,7 @@ class PianoRollDisplay:
         if first_pitch is not None:
             whole_number("first_pitch", first_pitch, 0)
         lengths = n_start, n_frames
-        pair = _continued("PianoRollDisplay", estimator, X, lengths, random_state, n_steps)
+        pair = _continuation("PianoRollDisplay", estimator, X, lengths, random_state, n_steps)
         if not np.isin(pair.real, (0, 1)).all():
             raise ValueError("A piano roll has bits, 0 and 1: use TrajectoryDisplay for numbers.")
         names = pair.names
@@ -254,7 +254,7 @@ class TrajectoryDisplay:
         TrajectoryDisplay
         """
         lengths = n_start, n_frames
-        pair = _continued("TrajectoryDisplay", estimator, X, lengths, random_state, n_steps)
+        pair = _continuation("TrajectoryDisplay", estimator, X, lengths, random_state, n_steps)
         shown = _smoothest(pair.real) if columns is None else _column_numbers(columns, pair.names)
         return cls(
             real=pair.real[: n_start + n_frames, shown],
@@ -291,7 +291,7 @@ class TrajectoryDisplay:
         return self
 
 
-def _continued(
+def _continuation(
     display: str,
     estimator: Any,
     X: Any,
@@ -332,15 +332,15 @@ def _column_numbers(columns: Sequence[int | str], names: list[str]) -> np.ndarra
     """Numbers of columns, given by number or by name."""
     if isinstance(columns, str) or not len(columns):
         raise ValueError(f"columns must be a list of numbers or names, got {columns!r}.")
-    found = []
+    numbers = []
     for one in columns:
         if one in names:
-            found.append(names.index(str(one)))
+            numbers.append(names.index(str(one)))
         elif isinstance(one, int | np.integer) and -len(names) <= one < len(names):
-            found.append(int(one) % len(names))
+            numbers.append(int(one) % len(names))
         else:
             raise no_column("columns", one, names)
-    return np.array(found)
+    return np.array(numbers)
 
 
 def _panels(display: str, figure: Any, n: int, size: tuple[float, float]) -> list[Any]:

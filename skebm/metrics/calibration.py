@@ -15,8 +15,6 @@ from skebm.metrics._checks import Floats, labels_of
 
 STRATEGIES = ("quantile", "uniform")
 NORMS = ("l1", "l2")
-# Rows of probabilities sum to one up to this: enough for half precision, not for logits.
-SUM_TOLERANCE = 1e-3
 
 
 def expected_calibration_error(
@@ -120,7 +118,7 @@ def expected_calibration_error(
     residual = event[order] - probability
     starts = _bin_starts(probability, n_bins, strategy)
     if debiased:
-        total = _debiased_total(residual, _merged_bins(starts, len(residual)), norm)
+        total = _total_without_bias(residual, _merge_bins(starts, len(residual)), norm)
     else:
         size, gap = _gaps(residual, starts)
         total = float(size @ np.abs(gap) ** (1 if norm == "l1" else 2)) / len(residual)
@@ -146,7 +144,9 @@ def _events(y_true: Any, y_prob: Any, labels: Any) -> tuple[NDArray[np.bool_], F
     _check_classes(truth, classes, 2 if prob.ndim == 1 else prob.shape[1])
     if prob.ndim == 1:
         return truth == classes[1], prob
-    if np.abs(prob.sum(1) - 1).max() > SUM_TOLERANCE:
+    # Rows of probabilities sum to one up to this: enough for half precision, not for logits.
+    sum_tolerance = 1e-3
+    if np.abs(prob.sum(1) - 1).max() > sum_tolerance:
         raise ValueError("Rows of y_prob must sum to 1, one column for each class.")
     top = prob.argmax(1)
     return truth == classes[top], prob[np.arange(len(prob)), top]
@@ -175,7 +175,7 @@ def _bin_starts(probability: Floats, n_bins: int, strategy: str) -> NDArray[np.i
     return np.flatnonzero(np.diff(bins, prepend=-1))
 
 
-def _merged_bins(starts: NDArray[np.intp], n: int) -> NDArray[np.intp]:
+def _merge_bins(starts: NDArray[np.intp], n: int) -> NDArray[np.intp]:
     """The first rows of the bins after merging bins of a single row with their neighbours."""
     if n < 2:
         raise ValueError("One row has no variance: pass two or more, or debiased=False.")
@@ -194,7 +194,7 @@ def _gaps(residual: Floats, starts: NDArray[np.intp]) -> tuple[NDArray[np.intp],
     return size, np.add.reduceat(residual, starts) / size
 
 
-def _debiased_total(residual: Floats, starts: NDArray[np.intp], norm: str) -> float:
+def _total_without_bias(residual: Floats, starts: NDArray[np.intp], norm: str) -> float:
     """Mean over rows of the absolute or squared error of their bin, less its estimated bias.
 
     The result may be negative, as an unbiased estimate of a small number has to be.

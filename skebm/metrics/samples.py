@@ -68,7 +68,7 @@ def mode_mass_distance(
     modes = check_array(modes, dtype=np.float64, input_name="modes")
     if X.shape[1] != modes.shape[1]:
         raise ValueError(f"X has {X.shape[1]} features, but modes have {modes.shape[1]}.")
-    masses = _checked_masses(masses, len(modes))
+    masses = _check_masses(masses, len(modes))
     # Not by squared norms, which lose precision far from the origin.
     distance, nearest = KDTree(modes).query(X)
     if max_distance is not None:
@@ -143,7 +143,7 @@ def fisher_divergence(score: Any, true_score: Any, X: Any) -> FisherDivergence:
     return FisherDivergence(float(values.mean()), float(error))
 
 
-def _checked_masses(masses: Any, n_modes: int) -> Floats:
+def _check_masses(masses: Any, n_modes: int) -> Floats:
     if masses is None:
         return np.full(n_modes, 1 / n_modes)
     masses = numbers_of(masses, "masses")

@@ -15,9 +15,9 @@ from skebm.objectives.contrastive.divergence import ContrastiveDivergence
 from skebm.objectives.joint import UNKNOWN, ClassObjective
 from skebm.objectives.likelihood import (
     LikelihoodState,
-    packed_offsets,
+    pack_offsets,
     share_of,
-    unpacked_offsets,
+    unpack_offsets,
 )
 from skebm.samplers import ChainPolicy
 
@@ -93,8 +93,8 @@ class ClassLikelihood(ClassObjective):
 
     def logits(self, x: Tensor) -> Tensor:
         """log p(x, y) up to a function of x, (n, K)."""
-        found: Tensor = self.energy.class_logits(x)
-        return found
+        logits: Tensor = self.energy.class_logits(x)
+        return logits
 
     # ---------------------------------------------------------------- the loss
 
@@ -157,8 +157,8 @@ class ClassLikelihood(ClassObjective):
         weight = share_of(batch) * known
         if self.class_weight is not None:
             weight = weight * self.class_weight[batch.y.clamp_min(0)]
-        found: Tensor = weight[:, None] * one_hot(batch.y.clamp_min(0), self.energy.n_classes)
-        return found
+        targets: Tensor = weight[:, None] * one_hot(batch.y.clamp_min(0), self.energy.n_classes)
+        return targets
 
     @torch.no_grad()
     def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
@@ -184,9 +184,9 @@ class ClassLikelihood(ClassObjective):
         return super().advice(state) if self.generative_weight else ""
 
     def pack(self, state: Any) -> dict[str, Tensor | None]:
-        return super().pack(state) if self.generative_weight else packed_offsets(state)
+        return super().pack(state) if self.generative_weight else pack_offsets(state)
 
     def unpack(self, packed: dict[str, Tensor | None]) -> Any:
         if self.generative_weight:
             return super().unpack(packed)
-        return unpacked_offsets(packed, self.centering)
+        return unpack_offsets(packed, self.centering)

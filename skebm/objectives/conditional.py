@@ -14,9 +14,6 @@ from skebm.base.sampler import whole_number
 from skebm.energies import GatedEnergy, GivenEnergy
 from skebm.objectives.likelihood import share_of
 
-# Change of the energies of rows by a step, in nats for each real column of y, that is allowed.
-CHANGE_OF_COLUMN = 0.1
-
 
 class ConditionalDivergence(Objective):
     r"""Contrastive divergence of y given x, for gated restricted Boltzmann machines.
@@ -152,8 +149,8 @@ class ConditionalDivergence(Objective):
         """
         if self.assess is None:
             return self.monitor(batch, state, generator)["loss"]
-        found = self.assess(self.energy, batch.x, batch.weight, generator)
-        return batch.x.new_tensor(-found.gain)
+        assessment = self.assess(self.energy, batch.x, batch.weight, generator)
+        return batch.x.new_tensor(-assessment.gain)
 
     def diverged(
         self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
@@ -165,7 +162,10 @@ class ConditionalDivergence(Objective):
         """
         domain = self.energy.target_domain
         reason = super().diverged(logs, before, n_rows)
+        # Change of the energies of rows by a step, in nats for each real column of y, that is
+        # allowed.
+        change_of_column = 0.1
         if isinstance(domain, Real) and "energy_change" in logs:
-            allowed = max(1.0, CHANGE_OF_COLUMN * domain.n_columns / LARGEST_CHANGE)
+            allowed = max(1.0, change_of_column * domain.n_columns / LARGEST_CHANGE)
             logs = logs | {"energy_change": logs["energy_change"] / allowed}
         return reason or why_diverged(logs, before, n_rows, domain)

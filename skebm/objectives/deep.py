@@ -67,5 +67,5 @@ class AssessedDivergence(ContrastiveDivergence):
     @torch.no_grad()
     def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
         """Minus the mean log-likelihood ratio of rows to the base, as `assess` estimates it."""
-        found = self.assess(self.energy, batch.x, batch.weight, generator)
-        return batch.x.new_tensor(-found.gain)
+        assessment = self.assess(self.energy, batch.x, batch.weight, generator)
+        return batch.x.new_tensor(-assessment.gain)

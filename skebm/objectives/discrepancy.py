@@ -134,9 +134,9 @@ class EnergyDiscrepancy(Rowwise):
             noise = normal_noise(x, generator).repeat_interleave(m, 0)
             shift = self.scale * (noise + normal_noise(rows, generator))
             return [rows + shift, rows - shift]
-        return [self._changed(self._changed(x, generator).repeat_interleave(m, 0), generator)]
+        return [self._noisy_rows(self._noisy_rows(x, generator).repeat_interleave(m, 0), generator)]
 
-    def _changed(self, x: Tensor, generator: torch.Generator) -> Tensor:
+    def _noisy_rows(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """A noisy copy of each discrete row."""
         domain = self.energy.domain
         if isinstance(domain, Binary):

@@ -21,8 +21,6 @@ from skebm.samplers._moves import standard_normal
 # Batches between two checks of the classifier's accuracy, each of which synchronises the device,
 # and the weight of the last batch in the moving average of the accuracy.
 CHECK_EVERY, RATE = 16, 0.1
-# Accuracy above which the gradient of the energy is informative for the flow.
-LEAST_ACCURACY = 0.52
 
 
 class FlowState(NamedTuple):
@@ -173,7 +171,9 @@ class FlowContrastive(Rowwise):
         (right,) = mean_over_ranks(right)  # all processes train the flow, or none
         discriminated, n_batches = torch.lerp(state.discriminated, right, RATE), state.n_batches + 1
         checks = n_batches % CHECK_EVERY == 0
-        moves = bool(discriminated > LEAST_ACCURACY) if checks else state.moves
+        # Accuracy above which the gradient of the energy is informative for the flow.
+        least_accuracy = 0.52
+        moves = bool(discriminated > least_accuracy) if checks else state.moves
         return FlowState(discriminated, n_batches, moves)
 
     def pack(self, state: FlowState) -> dict[str, Tensor | None]:
@@ -203,14 +203,14 @@ class FlowContrastive(Rowwise):
             ratios = of_base - self.energy.correction(torch.cat([x, draws])) - self.log_partition
             n = len(x)
             data, noise, known = ratios[:n] - log_q, ratios[n:] - log_q_draws, of_base[:n]
-            found = self._gains(x, batch.weight)
+            gains = self._gains(x, batch.weight)
         right = weighted_mean((data > 0).to(x.dtype), batch.weight)
         logs = {
             "loss": weighted_mean(softplus(-data), batch.weight) + softplus(noise).mean(),
             "accuracy": (right + (noise < 0).to(x.dtype).mean()) / 2,
             "flow_gain": weighted_mean(log_q - known, batch.weight),
         }
-        return logs | found
+        return logs | gains
 
     def _gains(self, x: Tensor, weight: Tensor | None) -> dict[str, Tensor]:
         """Mean log-likelihood ratio to the base, with log Z estimated from draws of the base."""
@@ -221,5 +221,5 @@ class FlowContrastive(Rowwise):
     def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
         """Minus the log-likelihood ratio to the base: the loss also falls when the flow worsens."""
         with sampling(self):
-            found = self._gains(self._noisy(batch.x, generator), batch.weight)
-        return -found["gain_over_base"].detach()
+            gains = self._gains(self._noisy(batch.x, generator), batch.weight)
+        return -gains["gain_over_base"].detach()

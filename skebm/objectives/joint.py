@@ -134,9 +134,9 @@ class ClassObjective(Objective):
             logs["accuracy"] = weighted_mean(right, weight)
         if not self.generative_weight:
             return logs
-        found = self.generative.monitor(batch, state, generator)
-        loss = loss + self.generative_weight * found["loss"]
-        return found | logs | {"loss": loss}
+        generative = self.generative.monitor(batch, state, generator)
+        loss = loss + self.generative_weight * generative["loss"]
+        return generative | logs | {"loss": loss}
 
     @torch.no_grad()
     def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:

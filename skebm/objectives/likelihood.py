@@ -23,7 +23,7 @@ class LikelihoodState(NamedTuple):
     offsets: Offsets | None
 
 
-def packed_offsets(state: LikelihoodState | None) -> dict[str, Tensor | None]:
+def pack_offsets(state: LikelihoodState | None) -> dict[str, Tensor | None]:
     """The state as named tensors."""
     offsets = state.offsets if state else None
     return {
@@ -32,10 +32,10 @@ def packed_offsets(state: LikelihoodState | None) -> dict[str, Tensor | None]:
     }
 
 
-def unpacked_offsets(
+def unpack_offsets(
     packed: dict[str, Tensor | None], centering: Centering | None
 ) -> LikelihoodState | None:
-    """Inverse of `packed_offsets`; None, to start anew, without offsets or centring."""
+    """Inverse of `pack_offsets`; None, to start anew, without offsets or centring."""
     mu, lam = packed["visible_offset"], packed["hidden_offset"]
     if mu is None or lam is None or centering is None:
         return None
@@ -134,11 +134,11 @@ class ExactLikelihood(Objective):
 
     def pack(self, state: LikelihoodState | None) -> dict[str, Tensor | None]:
         """Offsets."""
-        return packed_offsets(state)
+        return pack_offsets(state)
 
     def unpack(self, packed: dict[str, Tensor | None]) -> LikelihoodState | None:
         """Rebuild the state; None, to start anew, if there are no offsets or no centring."""
-        return unpacked_offsets(packed, self.centering)
+        return unpack_offsets(packed, self.centering)
 
     @torch.no_grad()
     def monitor(

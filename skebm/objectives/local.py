@@ -28,9 +28,9 @@ from skebm.energies import BernoulliRBM, MixedRBM
 from skebm.energies.rbm.gradient import Gradient
 from skebm.objectives.likelihood import (
     LikelihoodState,
-    packed_offsets,
+    pack_offsets,
     share_of,
-    unpacked_offsets,
+    unpack_offsets,
 )
 from skebm.objectives.log_partition import LogPartitionMonitor
 
@@ -133,13 +133,13 @@ class LocalObjective(Objective):
             return cls.bits(difference)
         parts = parts_of(domain)
         blocks = difference.split([part.n_columns for part in parts], 1)
-        found = [
+        losses = [
             cls.levels(level_table(block, part.groups, math.inf))
             if isinstance(part, Categorical)
             else cls.bits(block)
             for part, block in zip(parts, blocks, strict=True)
         ]
-        return torch.cat(found, 1)
+        return torch.cat(losses, 1)
 
     def of_rows(self, x: Tensor) -> Tensor:
         """Sum of the terms of each row, (n,)."""
@@ -147,9 +147,9 @@ class LocalObjective(Objective):
 
     def forward(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
         """Weighted mean over the rows, plus the penalties."""
-        return Loss(self._weighted(batch) + penalty_of(self.energy, self.l1, self.l2), state)
+        return Loss(self._mean_loss(batch) + penalty_of(self.energy, self.l1, self.l2), state)
 
-    def _weighted(self, batch: Batch) -> Tensor:
+    def _mean_loss(self, batch: Batch) -> Tensor:
         # In double precision, by whose differences a line search judges its steps.
         values = self.of_rows(batch.x).double()
         if batch.weight is None:
@@ -376,11 +376,11 @@ class CenteredObjective(Objective):
 
     def pack(self, state: LikelihoodState | None) -> dict[str, Tensor | None]:
         """Offsets."""
-        return packed_offsets(state)
+        return pack_offsets(state)
 
     def unpack(self, packed: dict[str, Tensor | None]) -> LikelihoodState | None:
         """Rebuild the state; None, to start anew, if there are no offsets or no centring."""
-        return unpacked_offsets(packed, self.centering)
+        return unpack_offsets(packed, self.centering)
 
     @torch.no_grad()
     def monitor(self, batch: Batch, state: Any, generator: torch.Generator) -> dict[str, Tensor]:

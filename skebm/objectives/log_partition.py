@@ -53,8 +53,8 @@ class LogPartitionMonitor:
         log_w = -energy.correction(torch.cat([draws, chains])).double()
         if not log_w.isfinite().all():
             return log_w.sum(), math.inf  # the sum is not finite either
-        found = bridge(log_w[len(draws) :].cpu(), log_w[: len(draws)].cpu())
-        return log_w.new_tensor(found.value), found.std_error
+        estimate = bridge(log_w[len(draws) :].cpu(), log_w[: len(draws)].cpu())
+        return log_w.new_tensor(estimate.value), estimate.std_error
 
     def gains(self, energy: Energy, x: Tensor, weight: Tensor | None) -> dict[str, Tensor]:
         """Mean log-likelihood ratio of rows to the base, and its error, without chains.

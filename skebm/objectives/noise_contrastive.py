@@ -259,9 +259,9 @@ class NoiseContrastive(Rowwise):
         with sampling(self.energy):
             x, other = self._pair(batch.x, generator)
             if self.telescope is not None:
-                found = self._bridges(x, other)
-                hits = [weighted_mean(right, batch.weight) for right in found.right]
-                loss = weighted_mean(found.loss, batch.weight)
+                bridges = self._bridges(x, other)
+                hits = [weighted_mean(right, batch.weight) for right in bridges.right]
+                loss = weighted_mean(bridges.loss, batch.weight)
                 return {"loss": loss, "accuracy": torch.stack(hits).max()}
             n, draws = len(x), self._log_partition_monitor.draws(x)
             ratio = self.log_ratio(torch.cat([x, other, draws]))

@@ -47,11 +47,11 @@ class Rowwise(Objective, abc.ABC):
     ) -> Tensor:
         """Loss of each row, (n,); `without`, (n,), are indices of kernel centres to leave out."""
 
-    def _left_out(self, batch: Batch) -> Tensor | None:
+    def _weight_of_left_out(self, batch: Batch) -> Tensor | None:
         return batch.row_index if self.leaves_out else None
 
     def forward(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
-        value = self.rowwise(batch.x, generator, self._left_out(batch))
+        value = self.rowwise(batch.x, generator, self._weight_of_left_out(batch))
         if batch.weight is not None:
             value = batch.weight * value  # not normalised: a batch counts by its total weight
         return Loss(value.mean(), state)
@@ -63,7 +63,7 @@ class Rowwise(Objective, abc.ABC):
         They are computed in eval mode, so that spectral norms are not updated.
         """
         with sampling(self):
-            value = self.rowwise(batch.x, generator, self._left_out(batch))
+            value = self.rowwise(batch.x, generator, self._weight_of_left_out(batch))
             logs = {"loss": weighted_mean(value, batch.weight).detach()}
             if self.clean_monitor is not None:
                 logs |= self.clean_monitor.gains(self.energy, batch.x, batch.weight)
@@ -100,10 +100,6 @@ class Rowwise(Objective, abc.ABC):
         return self.passes * super().work(n_rows)
 
 
-# Distance from a bound, in units of x, beyond which the weight of a column is constant.
-MAX_WEIGHT = 1.0
-
-
 class HyvarinenScore(Rowwise, abc.ABC):
     r"""Score matching by second derivatives, for bounded and unbounded columns.
 
@@ -135,14 +131,14 @@ class HyvarinenScore(Rowwise, abc.ABC):
     ) -> Tensor:
         x = self.noisy(x, generator)
         h, h_grad = boundary_weight(x, self.energy.domain)
-        found = second_derivatives_of(
+        derivatives = second_derivatives_of(
             self.energy, x, self.directions(h, generator), **leaving_out(without)
         )
-        grad = found.grad.flatten(1)
+        grad = derivatives.grad.flatten(1)
         if self._boundary:
             first = (h * grad / 2 - h_grad) * grad
-            return first.sum(1) - found.second_derivative
-        return grad.square().sum(1) / 2 - found.second_derivative
+            return first.sum(1) - derivatives.second_derivative
+        return grad.square().sum(1) / 2 - derivatives.second_derivative
 
     def noisy(self, x: Tensor, generator: torch.Generator) -> Tensor:
         return x if self.jitter is None else x + self.jitter * normal_noise(x, generator)
@@ -303,7 +299,9 @@ def normal_noise(
 def boundary_weight(x: Tensor, domain: Any) -> tuple[Tensor, Tensor]:
     """Weight h of each entry, (n, d), and its derivative."""
     x = x.flatten(1)
-    h, grad = torch.full_like(x, MAX_WEIGHT), torch.zeros_like(x)
+    # Distance from a bound, in units of x, beyond which the weight of a column is constant.
+    max_weight = 1.0
+    h, grad = torch.full_like(x, max_weight), torch.zeros_like(x)
     if domain.lower is not None:
         near = x - domain.lower < h
         h, grad = torch.where(near, x - domain.lower, h), torch.where(near, 1.0, grad)

@@ -114,7 +114,7 @@ class TemporalDivergence(Objective):
         if self.rule == "exact":
             value = given.free_energy(targets.x) + exact_log_z(given)
         else:
-            chain = self._moved(targets, batch.row_index, state, generator)
+            chain = self._chains_after_steps(targets, batch.row_index, state, generator)
             value = given.free_energy(targets.x) - given.free_energy(chain)
         weight = target_weights(batch, targets.there)
         return Loss((value if weight is None else weight * value).mean(), state)
@@ -126,7 +126,7 @@ class TemporalDivergence(Objective):
             return super().gradients(batch, state, generator)
         lags, x, there = energy.lags_of_windows(batch.x, self.n_targets)
         targets = Targets(x, energy.biases(lags), there, None)
-        chain = self._moved(targets, batch.row_index, state, generator)
+        chain = self._chains_after_steps(targets, batch.row_index, state, generator)
         self._write(lags, x, chain, targets.biases, target_weights(batch, there))
         return Loss(None, state)
 
@@ -149,7 +149,7 @@ class TemporalDivergence(Objective):
         rbm.log_precision.grad = torch.zeros_like(rbm.log_precision)
 
     @torch.no_grad()
-    def _moved(
+    def _chains_after_steps(
         self,
         targets: Targets,
         index: Tensor | None,
@@ -187,12 +187,12 @@ class TemporalDivergence(Objective):
             error = (targets.x - mean).square().mean(1)
             value = given.free_energy(targets.x)
             if self.rule == "exact":
-                found = {"loss": weighted_mean(value + exact_log_z(given), weight)}
+                logs = {"loss": weighted_mean(value + exact_log_z(given), weight)}
             else:
-                chain = self._moved(targets, None, state, generator)
+                chain = self._chains_after_steps(targets, None, state, generator)
                 gap = weighted_mean(value - given.free_energy(chain), weight)
-                found = {"loss": gap, "energy_gap": gap}
-        return found | {
+                logs = {"loss": gap, "energy_gap": gap}
+        return logs | {
             "reconstruction_error": weighted_mean(error, weight),
             "largest_weight": energy.weight.abs().max(),
         }
@@ -211,8 +211,8 @@ class TemporalDivergence(Objective):
         if self.log_prob is None:
             return self.monitor(batch, state, generator)["loss"]
         targets = self.energy.of_windows(batch.x, self.n_targets)
-        found = self.log_prob(self.energy, targets, generator)
-        return -weighted_mean(found, target_weights(batch, targets.there)).to(batch.x.dtype)
+        log_prob = self.log_prob(self.energy, targets, generator)
+        return -weighted_mean(log_prob, target_weights(batch, targets.there)).to(batch.x.dtype)
 
     @property
     def undivided(self) -> str | None:
@@ -338,9 +338,9 @@ class LabelDivergence(TemporalDivergence):
         log_p = log_label_proba(self.energy, targets, self.n_labels)
         loss = -weighted_mean((log_p * labels).sum(1), weight)
         right = log_p.argmax(1) == labels.argmax(1)
-        found = super().monitor(some, state, generator) if self.generative_weight else {}
-        return found | {
-            "loss": loss if not found else found["loss"],
+        logs = super().monitor(some, state, generator) if self.generative_weight else {}
+        return logs | {
+            "loss": loss if not logs else logs["loss"],
             "cross_entropy": loss,
             "accuracy": weighted_mean(right.to(loss), weight),
             "largest_weight": self.energy.weight.abs().max(),

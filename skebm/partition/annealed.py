@@ -41,15 +41,6 @@ from skebm.samplers import Gibbs
 # Pilot runs have a quarter of the chains, within these limits, and this many intervals of the
 # inverse temperature. More chains or steps than the largest improve the schedule no further.
 N_INTERVALS, MIN_CHAINS, MAX_CHAINS, MAX_STEPS = 10, 10, 50, 800
-# Cost of the two pilot runs together, relative to that of the run.
-PILOT_COST = 0.1
-# With fewer temperatures than this an even spacing is as good.
-MIN_BETAS = 20
-# Adaptation steps of a kernel at each temperature of the first pilot run.
-ADAPTATION_STEPS = 20
-# Weight of the thermodynamic length in the spacing; the rest is even, as short pilot runs
-# underestimate long autocorrelation times.
-LENGTH_WEIGHT = 0.5
 
 
 # Parts of the temperatures that are tried first, where there are enough of them.
@@ -66,7 +57,7 @@ class Deadline:
         self.max_seconds = math.inf if max_seconds is None else max_seconds
         self.started, self.cut = time.monotonic(), False
 
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Seconds until it has passed."""
         return self.started + self.max_seconds - time.monotonic()
 
@@ -99,19 +90,21 @@ def in_stages(
     """
     fraction, *later = fractions
     began = time.monotonic()
-    found = run(fraction)
-    while later and not enough(found):
+    result = run(fraction)
+    while later and not enough(result):
         factor = later[0] / fraction
-        if (time.monotonic() - began) * factor > deadline.left() or not affordable(found, factor):
-            return found, True
+        if (time.monotonic() - began) * factor > deadline.seconds_left() or not affordable(
+            result, factor
+        ):
+            return result, True
         fraction, *later = later
         began = time.monotonic()
         new = run(fraction)
         # An unfinished run is of less use than a finished one of fewer temperatures.
         if deadline.cut:
-            return found, True
-        found = new
-    return found, deadline.cut
+            return result, True
+        result = new
+    return result, deadline.cut
 
 
 class Schedule(NamedTuple):
@@ -168,7 +161,7 @@ def anneal(
     temperatures. The clock does not depend on the states, so the weights remain unbiased.
     """
     for old, new in itertools.pairwise(betas):
-        if deadline is not None and new != betas[-1] and deadline.left() < 0:
+        if deadline is not None and new != betas[-1] and deadline.seconds_left() < 0:
             deadline.cut = True
             yield steps.log_ratio(state, old, betas[-1]), state
             return
@@ -267,28 +260,37 @@ def adaptive_schedule(
     size).
     """
     even = np.linspace(0, 1, n_betas)
-    if n_betas == 2 or not (kernel.adapts or n_betas >= MIN_BETAS):
+    # With fewer temperatures than this an even spacing is as good.
+    min_betas = 20
+    if n_betas == 2 or not (kernel.adapts or n_betas >= min_betas):
         return Schedule(even.tolist(), [], [])
     n = min(max(n_chains // 4, min(n_chains, MIN_CHAINS), 2), MAX_CHAINS)
-    pilot_steps = max(min(int(PILOT_COST * n_betas * n_chains / n), MAX_STEPS), 2)
+    # Cost of the two pilot runs together, relative to that of the run.
+    pilot_cost = 0.1
+    pilot_steps = max(min(int(pilot_cost * n_betas * n_chains / n), MAX_STEPS), 2)
     betas = np.linspace(0, 1, min(N_INTERVALS, pilot_steps // 2) + 1)
-    n_steps = ADAPTATION_STEPS if kernel.adapts else 1
+    # Adaptation steps of a kernel at each temperature of the first pilot run.
+    adaptation_steps = 20
+    n_steps = adaptation_steps if kernel.adapts else 1
     lengths, schedule = _pilot_run(path, kernel, n, betas, n_steps, generator)
     if pilot_steps > 2 * N_INTERVALS:
-        betas = np.asarray(_spaced(betas, lengths, N_INTERVALS + 1))
+        betas = np.asarray(_space_betas(betas, lengths, N_INTERVALS + 1))
         n_steps = pilot_steps // N_INTERVALS - 1
         lengths, schedule = _pilot_run(path, kernel, n, betas, n_steps, generator, schedule)
-    return schedule._replace(betas=_spaced(betas, lengths, n_betas))
+    return schedule._replace(betas=_space_betas(betas, lengths, n_betas))
 
 
-def _spaced(betas: np.ndarray, lengths: np.ndarray, n: int) -> list[float]:
+def _space_betas(betas: np.ndarray, lengths: np.ndarray, n: int) -> list[float]:
     """`n` inverse temperatures, from the lengths (k,) of the intervals between betas (k+1,)."""
     cumulative = np.append(0, np.cumsum(lengths))
     even = np.linspace(0, 1, n)
     # A path without length, or an overflow, about which the run itself warns.
     if not 0 < cumulative[-1] < np.inf:
         return even.tolist()
-    position = LENGTH_WEIGHT * cumulative / cumulative[-1] + (1 - LENGTH_WEIGHT) * betas
+    # Weight of the thermodynamic length in the spacing; the rest is even, as short pilot runs
+    # underestimate long autocorrelation times.
+    length_weight = 0.5
+    position = length_weight * cumulative / cumulative[-1] + (1 - length_weight) * betas
     return np.interp(even, position, betas).tolist()
 
 
@@ -374,26 +376,28 @@ class AnnealingPlan(NamedTuple):
 
     def particles(self, n_chains: int) -> Particles:
         """The rows of a forward run with log weights, under which they represent the model."""
-        x, log_w = self._annealed(self.path.base.sample(n_chains, self.generator))
+        x, log_w = self._ends_and_weights(self.path.base.sample(n_chains, self.generator))
         return Particles(x, self.path.log_z0 + log_w)
 
     def reverse(self, x: Tensor) -> LogPartition:
         """Reverse AIS from rows x; on average above log Z if they are exact draws."""
-        return self._reversed(self._annealed(x, reverse=True)[1])
+        return self._reverse_estimate(self._ends_and_weights(x, reverse=True)[1])
 
     def reverse_each(self, starts: Mapping[str, Tensor]) -> dict[str, LogPartition]:
         """Reverse AIS from each of several starts; the rows of all starts move together."""
-        _, log_w = self._annealed(torch.cat(list(starts.values())), reverse=True)
+        _, log_w = self._ends_and_weights(torch.cat(list(starts.values())), reverse=True)
         parts = log_w.split([len(x) for x in starts.values()])
-        return {name: self._reversed(part) for name, part in zip(starts, parts, strict=True)}
+        return {
+            name: self._reverse_estimate(part) for name, part in zip(starts, parts, strict=True)
+        }
 
-    def _reversed(self, log_w: Tensor) -> LogPartition:
+    def _reverse_estimate(self, log_w: Tensor) -> LogPartition:
         log_mean, std_error, ess = self._summary(log_w)
         value = self.path.log_z0 - log_mean
         upper = value - math.log(self.delta)
         return LogPartition(value, std_error, math.nan, upper, "heuristic", ess, reason=NO_LOWER)
 
-    def _annealed(self, x: Tensor, reverse: bool = False) -> tuple[Tensor, Tensor]:
+    def _ends_and_weights(self, x: Tensor, reverse: bool = False) -> tuple[Tensor, Tensor]:
         """Rows x (n, ...) at the end, and their log weights (n,); progress after two seconds."""
         log_w = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         steps = KernelSteps(self.path, self.kernel, self.schedule, self.generator)
@@ -429,16 +433,16 @@ def within_seconds(estimator: Any, run: Callable[[Any, Deadline], LogPartition])
     def part(fraction: float) -> tuple[LogPartition, list[str]]:
         few = clone(estimator).set_params(n_betas=round(fraction * estimator.n_betas))
         with collected() as caught:
-            found = run(few, deadline)
-        return found, [str(one.message) for one in caught]
+            estimate = run(few, deadline)
+        return estimate, [str(one.message) for one in caught]
 
-    (found, messages), limited = in_stages(fractions(estimator.n_betas), part, deadline)
+    (estimate, messages), limited = in_stages(fractions(estimator.n_betas), part, deadline)
     if limited:
         limits = {"max_seconds": estimator.max_seconds}
-        messages.append(limited_by(limits, found.std_error))
+        messages.append(message_of_limits(limits, estimate.std_error))
     if messages:
         warn(" ".join(messages), ConvergenceWarning)
-    return found
+    return estimate
 
 
 def annealing_plan(
@@ -497,7 +501,7 @@ def uneven(ess: float, n: int) -> str:
     )
 
 
-def limited_by(limits: dict[str, Any], std_error: float) -> str:
+def message_of_limits(limits: dict[str, Any], std_error: float) -> str:
     """Message: a limit has ended an estimate, with which error, and what to do."""
     names = ", ".join(f"{name}={value:.3g}" for name, value in limits.items() if value is not None)
     return (

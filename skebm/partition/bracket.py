@@ -23,7 +23,7 @@ from skebm.partition.annealed import (
     check_seconds,
     fractions,
     in_stages,
-    limited_by,
+    message_of_limits,
     uneven,
 )
 from skebm.partition.checks import MonteCarloEstimator, wide_base
@@ -32,8 +32,6 @@ UNNAMED = "the given rows"
 WIDE = "AIS from a wider base"
 # Standard error, as a multiple of `tol`, from which on a limit that ended the estimate is told.
 TOLD = 4
-# Standard error, as a multiple of the smallest, up to which a run of any value counts.
-PRECISE = 2
 # Nats between value and upper end from which on it is told.
 WIDEST = 1.0
 
@@ -178,7 +176,7 @@ class AISBracket(MonteCarloEstimator):
         limits = {"max_evaluations": most, "max_seconds": self.max_seconds}
         timed = self.max_seconds is not None
         if limited and (timed or not result.std_error <= TOLD * (tol or 0)):
-            messages.append(limited_by(limits, result.std_error))
+            messages.append(message_of_limits(limits, result.std_error))
         if messages:
             warn(" ".join(messages), ConvergenceWarning)
         return result
@@ -201,14 +199,14 @@ class AISBracket(MonteCarloEstimator):
             starts = {name: self._subsample(rows, generator) for name, rows in given.items()}
             pooled = self._subsample(torch.cat(list(starts.values())), generator)
             n_moved = 0
-            if self.n_steps and deadline.left() > 0:
+            if self.n_steps and deadline.seconds_left() > 0:
                 kernel = plan.kernel if sampler is None else sampler
                 moved = kernel.run(energy, pooled, self.n_steps, generator)[0].x
                 starts[f"rows after {self.n_steps} sampler steps"] = moved
                 n_moved = self.n_steps * len(pooled) * (2 if kernel.adapts else 1)
             reverse = plan.reverse_each(starts)
             wide, base = None, wide_base(energy, plan.path.base)
-            if base is not None and deadline.left() > 0:
+            if base is not None and deadline.seconds_left() > 0:
                 plan = annealing_plan(self, energy, base, sampler, given, generator, n, deadline)
                 wide = plan.forward(self.n_chains)
         n_annealed = n * (1 if wide is None else 2) + sum(map(len, starts.values()))
@@ -254,32 +252,32 @@ class Runs(NamedTuple):
 
     def messages(self, n_chains: int) -> list[str]:
         """Messages on estimates that cross, disagree or depend on the start beyond their errors."""
-        forward, wide, reverse, found = self.forward, self.wide, self.reverse, []
+        forward, wide, reverse, messages = self.forward, self.wide, self.reverse, []
         by_value = sorted(reverse, key=lambda name: reverse[name].value)
         low, high = reverse[by_value[0]], reverse[by_value[-1]]
         result = f"forward AIS gives log Z = {_in_words(forward)}"
         if low.value < forward.value - max(0.01, 3 * math.hypot(forward.std_error, low.std_error)):
-            found.append(
+            messages.append(
                 f"Forward and reverse annealing have crossed: {result}, reverse AIS from "
                 f"{by_value[0]} {_in_words(low)}, below it. Those rows are not samples of the "
                 "model. Train with more sampler steps or a smaller learning rate."
             )
         if high.value - low.value > max(0.5, 3 * math.hypot(low.std_error, high.std_error)):
             values = ", ".join(f"{reverse[name].value:.2f} from {name}" for name in by_value)
-            found.append(
+            messages.append(
                 f"Reverse AIS depends on its start: log Z = {values}. The chains do not mix "
                 "between the modes of the model. Train with more sampler steps; report the "
                 "pessimistic end."
             )
         error = 3 * math.hypot(forward.std_error, high.std_error)
         if high.value - forward.value > max(1.0, error):
-            found.append(
+            messages.append(
                 f"Forward annealing has missed modes: {result}, reverse AIS from {by_value[-1]} "
                 f"{_in_words(high)}, far above it. Use more n_betas and n_chains; if they still "
                 "disagree, train with more sampler steps."
             )
         if wide is not None and _is_above(wide, forward):
-            found.append(
+            messages.append(
                 f"Annealing has missed modes far from its base: log Z = {_in_words(forward)} from "
                 f"the base, {_in_words(wide)} from a wider one, which is returned. The rows and "
                 "the base are near a part of the model only. Train with more sampler steps, from "
@@ -287,15 +285,15 @@ class Runs(NamedTuple):
             )
             forward = wide
         if forward.ess < min(MIN_ESS, n_chains / 10):
-            found.append(uneven(forward.ess, n_chains))
+            messages.append(uneven(forward.ess, n_chains))
         interval = self.result()
-        if not found and interval.upper - interval.value > WIDEST:
-            found.append(
+        if not messages and interval.upper - interval.value > WIDEST:
+            messages.append(
                 f"The upper end of the interval for log Z is {interval.upper - interval.value:.1f} "
                 f"nats above its value, {interval.value:.2f}: smaller differences of likelihoods "
                 "say nothing. Use more n_betas and n_chains."
             )
-        return found
+        return messages
 
 
 def _most_precise(estimates: Iterable[LogPartition]) -> LogPartition:
@@ -309,7 +307,9 @@ def _exceeds(one: LogPartition, other: LogPartition) -> bool:
 
 def _is_informative(one: LogPartition, best: LogPartition) -> bool:
     """Whether an estimate says how large log Z may be, beside the most precise one."""
-    return one.std_error <= PRECISE * best.std_error or _exceeds(one, best)
+    # Standard error, as a multiple of the smallest, up to which a run of any value counts.
+    precise = 2
+    return one.std_error <= precise * best.std_error or _exceeds(one, best)
 
 
 def _in_words(one: LogPartition) -> str:

@@ -31,8 +31,6 @@ from skebm.samplers import HMC, Blocks, Gibbs, GibbsWithGradients
 # Why importance weights of draws of a base bound log Z from below only.
 NO_UPPER = "no upper bound: the weights do not show a mode that all draws have missed"
 WIDE_SCALE = 10.0  # times the standard deviations of a normal base
-# Uniform draws of a discrete domain, or of a box, at which the support of a base is checked.
-N_SUPPORT_DRAWS = 256
 # With more columns than this a fitted base has a diagonal covariance.
 MAX_DENSE = 1000
 
@@ -173,7 +171,7 @@ def default_base(energy: Energy, x: Tensor | Mapping[str, Tensor] | None = None)
         return Gaussian(template.new_full(domain.shape, min(max(0.0, low), high)), 1.0)
     d = domain.n_columns
     fitted = Gaussian.fit(rows, diagonal=len(domain.shape) != 1 or d > MAX_DENSE)
-    return fitted.widened(1 + min(0.5, d**-0.5))
+    return fitted.with_covariance_times(1 + min(0.5, d**-0.5))
 
 
 def wide_base(energy: Energy, base: Distribution) -> Distribution | None:
@@ -184,7 +182,7 @@ def wide_base(energy: Energy, base: Distribution) -> Distribution | None:
     if isinstance(energy, OnColumns):
         return energy.wider_base() if base is energy.base else None
     if not has_uniform(energy.domain):
-        return base.widened(WIDE_SCALE**2) if isinstance(base, Gaussian) else None
+        return base.with_covariance_times(WIDE_SCALE**2) if isinstance(base, Gaussian) else None
     if (
         isinstance(base, Uniform)
         or isinstance(base, IndependentBernoulli)
@@ -231,10 +229,12 @@ def check_base(energy: Energy, base: Any, x: Tensor | Mapping[str, Tensor] | Non
         )
     rows = rows_of(energy, x)
     _check_support(energy, base, rows, "row {} of x")
+    # Uniform draws of a discrete domain, or of a box, at which the support of a base is checked.
+    n_support_draws = 256
     if has_uniform(energy.domain):
         template = template_for(energy, rows)
         generator = generator_for(None, template.device)
-        draws = energy.domain.uniform(N_SUPPORT_DRAWS, generator, dtype=template.dtype)
+        draws = energy.domain.uniform(n_support_draws, generator, dtype=template.dtype)
         _check_support(energy, base, draws, "a state of its domain (uniform draw {})")
 
 
@@ -280,9 +280,6 @@ def _check_support(energy: Energy, base: Distribution, x: Tensor | None, where: 
 
 # Random directions, and as many along single columns.
 N_RAYS = 64
-# Distances at which energies must grow; the last one at which they can be computed decides. Fourth
-# powers of the largest still fit into single precision.
-RADII = (1e2, 1e4, 1e6, 1e8)
 # Part of d log r by which E must exceed it: E that grows just as fast is refused however it is
 # rounded, Student's t with nu > d / 1000 is not.
 MARGIN = 1e-3
@@ -354,7 +351,7 @@ def check_proper(
     origin, ray, dimension = _rays(energy.domain, generator, template)
     with sampling(energy), torch.no_grad():
         _refuse(_grows(energy, origin, ray, dimension))
-        lines, cones = flat_directions(energy, origin, _unbounded(energy.domain), generator, x)
+        lines, cones = flat_directions(energy, origin, _is_unbounded(energy.domain), generator, x)
         one = dimension.new_ones(len(lines))
         shape = (-1, *energy.domain.row_shape)
         start = origin[:1].expand(len(lines), *energy.domain.row_shape)
@@ -389,16 +386,19 @@ def _grows(
     """
 
     def at(radius: float, direction: Tensor) -> Tensor:
-        return row_energies(energy, _reflected(energy.domain, origin + radius * direction))
+        return row_energies(energy, _reflect(energy.domain, origin + radius * direction))
 
     needed = dimension * (1 + MARGIN)
     rounded = ray * (1 + 8 * torch.finfo(ray.dtype).eps * torch.sin(1e3 * ray + 1).sign())
     grows = torch.ones(len(ray), dtype=torch.bool, device=ray.device)
     previous = [at(1.0, ray)]
-    for radius in RADII:
+    # Distances at which energies must grow; the last one at which they can be computed decides.
+    # Fourth powers of the largest still fit into single precision.
+    radii = (1e2, 1e4, 1e6, 1e8)
+    for radius in radii:
         near, far = at(radius, ray), at(2 * radius, ray)
         unknown = near.isnan() | far.isnan()
-        if radius == RADII[0] and unknown.any():
+        if radius == radii[0] and unknown.any():
             raise FloatingPointError(
                 f"The energy is nan along {int(unknown.sum())} of {len(ray)} rays, at a "
                 f"distance of {radius:.0f} from the origin: check the model's parameters, or "
@@ -407,7 +407,7 @@ def _grows(
         # An infinite energy is large enough, also where the nearer one is infinite as well.
         increases = (far == math.inf) | (far - near > needed * math.log(2))
         for n_radii, value in enumerate(previous[-2:][::-1], 1):
-            increases |= far - value > needed * math.log(2 * RADII[0] ** n_radii)
+            increases |= far - value > needed * math.log(2 * radii[0] ** n_radii)
         if resolve:
             noise = 4 * (at(2 * radius, rounded) - far).abs()
             unknown |= noise > 0.1 * (far - near).abs().clamp_min(needed)
@@ -432,17 +432,17 @@ def flat_directions(
     columns = unbounded.to(origin.device).nonzero().flatten()
     center = origin[:1].flatten(1)
     lines = [_of_rows(x.to(origin).flatten(1)[:, columns], generator)] if x is not None else []
-    found = center.new_zeros(0, len(columns))
+    lowest = center.new_zeros(0, len(columns))
     if isinstance(energy.domain, Real) and energy.domain.lower is energy.domain.upper is None:
         lines.append(_of_least_curvature(energy, center, origin.shape[1:]))
-        found = _of_least_energy(energy, center, origin.shape[1:], generator)
-    both = torch.cat([*lines, found]) if lines else found
+        lowest = _of_least_energy(energy, center, origin.shape[1:], generator)
+    both = torch.cat([*lines, lowest]) if lines else lowest
     both = torch.cat([both, -both])
     noise = torch.randn(
-        len(found), N_AROUND, len(columns), generator=generator, dtype=origin.dtype,
+        len(lowest), N_AROUND, len(columns), generator=generator, dtype=origin.dtype,
         device=origin.device,
     )  # fmt: skip
-    cones = _unit(found[:, None] + ANGLE * _unit(noise))
+    cones = _unit(lowest[:, None] + ANGLE * _unit(noise))
     if len(columns) == 2:
         angle = torch.linspace(0, 2 * math.pi, N_DEGREES + 1, dtype=origin.dtype)[:-1] + 0.003
         circle = torch.stack([angle.cos(), angle.sin()], 1).to(origin)
@@ -488,7 +488,7 @@ def _of_least_curvature(energy: Energy, center: Tensor, shape: torch.Size) -> Te
     """Eigenvectors of the least eigenvalues of differences of gradients, at several distances."""
     d = center.shape[1]
     n_distances = min(N_GRADIENTS // (2 * d), len(DISTANCES))
-    eye, found = torch.eye(d, dtype=center.dtype, device=center.device), [center[:0]]
+    eye, directions = torch.eye(d, dtype=center.dtype, device=center.device), [center[:0]]
     for distance in DISTANCES[:n_distances]:
         both = _gradients(
             energy, torch.cat([center + distance * eye, center - distance * eye]), shape
@@ -499,8 +499,8 @@ def _of_least_curvature(energy: Energy, center: Tensor, shape: torch.Size) -> Te
         hessian = (grad[:d] - grad[d:]) / (2 * distance)
         largest = hessian.abs().max().clamp_min(1e-300)  # squares of gradients may overflow
         vectors = torch.linalg.eigh((hessian + hessian.T) / largest).eigenvectors
-        found.append(vectors[:, :N_FLAT].T.to(center))
-    return torch.cat(found)
+        directions.append(vectors[:, :N_FLAT].T.to(center))
+    return torch.cat(directions)
 
 
 def _of_least_energy(
@@ -531,7 +531,7 @@ def _rays(
     """Origins and unit directions (n, ...), and the dimension that each direction tests, (n,)."""
     origin = _origins(domain, generator, template)
     options: dict[str, Any] = {"dtype": template.dtype, "device": template.device}
-    unbounded = _unbounded(domain).to(template.device).nonzero().flatten()
+    unbounded = _is_unbounded(domain).to(template.device).nonzero().flatten()
     d = len(unbounded)
     ray = template.new_zeros(2 * N_RAYS, domain.n_columns)
     direction = torch.randn(N_RAYS, d, generator=generator, **options)
@@ -556,18 +556,18 @@ def _origins(domain: Domain, generator: torch.Generator, template: Tensor) -> Te
     return torch.randn(shape, generator=generator, dtype=template.dtype, device=template.device)
 
 
-def _unbounded(domain: Domain) -> Tensor:
+def _is_unbounded(domain: Domain) -> Tensor:
     """Which columns of a row lack a lower or an upper bound, (d,) of bool."""
     if isinstance(domain, Mixed):
-        return torch.cat([_unbounded(part) for part in domain.parts])
+        return torch.cat([_is_unbounded(part) for part in domain.parts])
     return torch.full((domain.n_columns,), not has_uniform(domain))
 
 
-def _reflected(domain: Domain, x: Tensor) -> Tensor:
+def _reflect(domain: Domain, x: Tensor) -> Tensor:
     """Rows reflected into a domain with a bound on one side."""
     if isinstance(domain, Mixed):
         blocks = zip(domain.parts, domain.split(x), strict=True)
-        return torch.cat([_reflected(part, block).flatten(1) for part, block in blocks], 1)
+        return torch.cat([_reflect(part, block).flatten(1) for part, block in blocks], 1)
     if not isinstance(domain, Real) or has_uniform(domain):
         return x
     if domain.lower is not None:

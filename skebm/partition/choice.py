@@ -47,10 +47,6 @@ MIN_EFFICIENCY = 0.05
 # of a nat.
 HIGH_EFFICIENCY = 0.5
 
-# Weights of an energy times rows at which it may be computed in one step of a bracket, and fewest
-# weights: below, what an evaluation costs does not depend on them.
-MAX_PRODUCTS, MIN_SIZE = 1e10, 2_000
-
 
 # Rows near the model: of one origin, of several by name, or none.
 Starts = Tensor | Mapping[str, Tensor] | None
@@ -173,10 +169,10 @@ def choose(
         efficiency, description = _efficiency(energy, base if noise is None else noise)
     if few and (efficiency < HIGH_EFFICIENCY or energy.domain.n_columns == 1):
         method = Quadrature()
-        found = _integral(method, energy, base, rows_of(energy, given))
-        if not found.reason:
-            error = f"{energy.domain.n_columns} columns, with an error of {found.error:.1g}"
-            return Choice(method, f"{too_large}; {error}", method.summary(found, stacklevel=3))
+        integral = _integral(method, energy, base, rows_of(energy, given))
+        if not integral.reason:
+            error = f"{energy.domain.n_columns} columns, with an error of {integral.error:.1g}"
+            return Choice(method, f"{too_large}; {error}", method.summary(integral, stacklevel=3))
     if importance and noise is not None:
         name = type(noise).__name__
         return Choice(
@@ -244,7 +240,10 @@ def in_a_line(method: PartitionEstimator) -> str:
 def _budget(energy: Energy) -> int:
     """Evaluations of an energy with gradients that take some five seconds, of one digit."""
     size = sum(one.numel() for one in energy.parameters())
-    return int(float(f"{MAX_PRODUCTS / max(size, MIN_SIZE):.0e}"))
+    # Weights of an energy times rows at which it may be computed in one step of a bracket, and
+    # fewest weights: below, what an evaluation costs does not depend on them.
+    max_products, min_size = 1e10, 2_000
+    return int(float(f"{max_products / max(size, min_size):.0e}"))
 
 
 def _enumeration(energy: Energy) -> tuple[float, str]:

@@ -150,7 +150,7 @@ def compare(
     given = {"base": base, "sampler": sampler, "x": x}
     inputs |= {name: value for name, value in given.items() if value is not None}
     check_proper(energy)
-    inputs["x"] = _checked_rows(energy, **inputs)
+    inputs["x"] = _check_rows(energy, **inputs)
     device = template_for(energy, rows_of(energy, inputs["x"])).device
     generator = inputs.pop("generator", None)
     if random_state is not None:
@@ -228,7 +228,7 @@ def _energy_and_inputs(model: Any) -> tuple[Energy, dict[str, Any]]:
     return energy, defaults if own is None else own()
 
 
-def _checked_rows(energy: Energy, base: Any, sampler: Any, x: Any, generator: Any = None) -> Any:
+def _check_rows(energy: Energy, base: Any, sampler: Any, x: Any, generator: Any = None) -> Any:
     """Rows in the dtype of the energy; raises for inputs that no method could use."""
     rows = rows_of(energy, x)
     if base is not None:

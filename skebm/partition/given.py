@@ -36,8 +36,6 @@ from skebm.partition.annealed import AnnealingSteps, anneal
 # Chains of a frame and temperatures of a short annealing, which compares models; hidden states up
 # to which log Z is a sum instead.
 N_CHAINS, N_BETAS, FEW_STATES = 2, 50, 256
-# How many times as many temperatures are tried where too few were not precise enough.
-GROWTH = 4
 # Uniform numbers of the next step of all chains, (m n, width).
 Uniforms = Callable[[], Tensor]
 
@@ -163,10 +161,12 @@ class ConditionalAIS(BaseEstimator):
 
 def numbers_of_temperatures(first: int, most: int) -> list[int]:
     """Numbers of temperatures that are tried one after the other, four times as many each."""
-    found = [min(first, most)]
-    while found[-1] < most:
-        found.append(min(most, GROWTH * found[-1]))
-    return found
+    numbers = [min(first, most)]
+    # How many times as many temperatures are tried where too few were not precise enough.
+    growth = 4
+    while numbers[-1] < most:
+        numbers.append(min(most, growth * numbers[-1]))
+    return numbers
 
 
 def cat(parts: Sequence[LogZGiven]) -> LogZGiven:
@@ -529,7 +529,7 @@ class LangevinSteps(StepsGiven):
         return self.at(self.given.base.of_noise(u[:, 0], normal_of(u[:, 1:])))
 
     def at(self, x: Tensor) -> LangevinState:
-        f, f_grad = self.given.trained_and_grad(x)
+        f, f_grad = self.given.parametric_energy_and_grad(x)
         return LangevinState(x, *self.given.base.log_prob_and_score(x), f, f_grad)
 
     def rows(self, state: LangevinState) -> Tensor:

@@ -186,9 +186,6 @@ MAX_PARETO_K = 0.7
 # Effective sample size below which the mean of weights is unreliable too: at 60 of 10,000 draws,
 # intervals of two standard errors for a trained RBM covered log Z in 80 of 100 runs.
 MIN_ESS = 100
-# The effective sample size of n weights without a mean is of the order of log(n)^2, below 3 % of a
-# thousand draws. With more of them a Pareto index above 1 describes a tail that carries little.
-MAX_ESS_WITHOUT_MEAN = 0.05
 
 
 class ImportanceSampling(MonteCarloEstimator):
@@ -301,8 +298,12 @@ class ImportanceSampling(MonteCarloEstimator):
         log_mean, std_error, ess = summarise(log_w)
         lower = log_mean - math.log(1 / self.delta)
         n, tail, reason = len(log_w), fit_tail(log_w), NO_UPPER
+        # The effective sample size of n weights without a mean is of the order of log(n)^2, below
+        # 3 % of a thousand draws. With more of them a Pareto index above 1 describes a tail that
+        # carries little.
+        max_ess_without_mean = 0.05
         # Weights on bounded rows have a mean whatever their index.
-        if unbounded and tail.k >= MAX_TAIL and ess < MAX_ESS_WITHOUT_MEAN * n:
+        if unbounded and tail.k >= MAX_TAIL and ess < max_ess_without_mean * n:
             reason = (
                 f"no estimate: the weights have a Pareto index of {tail.k:.2f}, so that their mean "
                 "does not exist or is far from that of the draws"

@@ -32,21 +32,14 @@ from skebm.partition.checks import (
 MAX_COLUMNS = 3
 # Cells along each column at the start, by the number of columns.
 N_START = {1: 64, 2: 16, 3: 8}
-# Points at which the density is computed besides the nodes, to find modes between them: rows, as
-# many draws of the base, and of points of the cube.
-N_WITNESSES = 1000
 # A cell whose largest node is less than a half of the density at such a point is not resolved.
 RESOLVED = 2.0
 # Log densities this far below the largest are of no account.
 NEGLIGIBLE = 25.0
-# Correlation from which on the coordinates are rotated.
-CORRELATED = 0.5
 # Cells narrower than this are not halved: beyond, 1 - t is too inaccurate.
 NARROWEST = 1e-12
 # Rows of which energies are computed at a time.
 CHUNK = 16_384
-# Factor of the difference between two rules, which at singular corners is about the error itself.
-SAFETY = 2.0
 # Cells are halved until these hold no more than a tenth of the error.
 MARKED = 0.9
 # Relative error above which an estimate of the error is not believed, and bounds are nan.
@@ -98,36 +91,36 @@ class Coordinates(NamedTuple):
         return cls(domain, torch.full_like(distance, bound), sign * distance.diag())
 
     @property
-    def unbounded(self) -> bool:
+    def is_unbounded(self) -> bool:
         return self.domain.lower is None and self.domain.upper is None
 
     @property
-    def boxed(self) -> bool:
+    def is_box(self) -> bool:
         return self.domain.lower is not None and self.domain.upper is not None
 
     def rows(self, t: Tensor) -> Tensor:
         """Rows (n, d) of points t (n, d), in float64."""
-        if self.unbounded:
+        if self.is_unbounded:
             return self.centre + (t / (1 - t**2)) @ self.scale.t()
-        scaled = t if self.boxed else (1 + t) / (1 - t)
+        scaled = t if self.is_box else (1 + t) / (1 - t)
         x = self.centre + scaled @ self.scale.t()
         return x.clamp(self.domain.lower, self.domain.upper)  # against rounding
 
     def log_jacobian(self, t: Tensor) -> Tensor:
         """log |dx / dt| at points t (n, d), (n,)."""
         log_scale = self.scale.diag().abs().log().sum()
-        if self.boxed:
+        if self.is_box:
             return log_scale.expand(len(t))
-        if self.unbounded:
+        if self.is_unbounded:
             return log_scale + ((1 + t**2).log() - 2 * (1 - t**2).log()).sum(1)
         return log_scale + (math.log(2) - 2 * (1 - t).log()).sum(1)
 
     def points(self, x: Tensor) -> Tensor:
         """Points t (n, d) of rows x (n, d) in float64."""
         y = torch.linalg.solve_triangular(self.scale, (x - self.centre).t(), upper=False).t()
-        if self.boxed:
+        if self.is_box:
             return y.clamp(-1, 1)
-        if self.unbounded:
+        if self.is_unbounded:
             return 2 * y / (1 + (1 + 4 * y**2).sqrt())
         return (y - 1) / (y + 1)
 
@@ -145,7 +138,9 @@ def _factor(points: Tensor) -> Tensor:
     ridge = 1e-6 * variance + torch.where(variance > 0, torch.zeros_like(variance), least)
     scale = (variance + ridge).sqrt()
     correlation = covariance / (scale[:, None] * scale)
-    if (correlation - correlation.diag().diag()).abs().max() < CORRELATED:
+    # Correlation from which on the coordinates are rotated.
+    correlated = 0.5
+    if (correlation - correlation.diag().diag()).abs().max() < correlated:
         return scale.diag()
     factor: Tensor = torch.linalg.cholesky(covariance + ridge.diag())
     return factor
@@ -239,7 +234,7 @@ class Density:
             parts.append(-row_energies(self.energy, rows.view(-1, *shape)))
         value = torch.cat(parts)
         unknown = value.isnan()
-        if not self.coordinates.boxed:
+        if not self.coordinates.is_box:
             # y / (1 - y^2) = FAR
             unknown = unknown & (t.abs().amax(1) < 1 - 0.5 / FAR)
         if unknown.any() or (value == math.inf).any():
@@ -332,9 +327,9 @@ class Cells:
         """Which cells (n,) extend to infinity."""
         coordinates = self.density.coordinates
         high = (self.centre + self.half >= 1 - 1e-15).any(1)
-        if coordinates.boxed:
+        if coordinates.is_box:
             return torch.zeros_like(high)
-        return high | (self.centre - self.half <= 1e-15 - 1).any(1) & coordinates.unbounded
+        return high | (self.centre - self.half <= 1e-15 - 1).any(1) & coordinates.is_unbounded
 
     # ---------------------------------------------------------------- refinement
 
@@ -358,7 +353,10 @@ class Cells:
         f = (log_f - self.shift).exp() if self.shift > -math.inf else torch.zeros_like(log_f)
         volume = (2 * half).prod(1)
         value = volume * (f @ self.rule.weights)
-        error = SAFETY * (value - volume * (f @ self.rule.embedded)).abs()
+        # Factor of the difference between two rules, which at singular corners is about the error
+        # itself.
+        safety = 2.0
+        error = safety * (value - volume * (f @ self.rule.embedded)).abs()
         axis = self._axis_to_halve(f, half)
         new = (centre, half, torch.full_like(axis, -1), axis, value, error, f.amax(1))
         for name, part in zip(LEAF, new, strict=True):
@@ -417,7 +415,7 @@ def integrate(
     """
     template = template_for(energy, x)
     with sampling(energy), torch.no_grad():
-        witnesses, coordinates = _placed(energy, base, x, template)
+        witnesses, coordinates = _points_near_modes(energy, base, x, template)
         density = Density(energy, coordinates, template)
         cells = Cells(density, witnesses)
         while True:
@@ -463,17 +461,20 @@ def _largest(errors: Tensor) -> Tensor:
     return order[:n][value[:n] > 0]
 
 
-def _placed(
+def _points_near_modes(
     energy: Energy, base: Distribution | None, x: Tensor | None, template: Tensor
 ) -> tuple[Tensor, Coordinates]:
     """Points of the cube (n, d) that are likely to be near modes, and its coordinates."""
     domain: Any = energy.domain
     generator = generator_for(None, template.device)  # the same draws for every seed
-    near = [] if x is None else [x[torch.linspace(0, len(x) - 1, N_WITNESSES).long().unique()]]
+    # Points at which the density is computed besides the nodes, to find modes between them: rows,
+    # as many draws of the base, and of points of the cube.
+    n_witnesses = 1000
+    near = [] if x is None else [x[torch.linspace(0, len(x) - 1, n_witnesses).long().unique()]]
     if base is None and x is None:
         base = default_base(energy)
     if base is not None:
-        draws = base.to(template.device, template.dtype).sample(N_WITNESSES, generator)
+        draws = base.to(template.device, template.dtype).sample(n_witnesses, generator)
         near.append(draws[domain.contains(draws)])
     points = [one.flatten(1).double() for one in near]
     if not any(map(len, points)):
@@ -482,7 +483,7 @@ def _placed(
     spread = points[0] if len(points[0]) > domain.n_columns else everything
     coordinates = Coordinates.of(domain, spread)
     anywhere = torch.rand(
-        (N_WITNESSES, domain.n_columns),
+        (n_witnesses, domain.n_columns),
         generator=generator,
         dtype=torch.float64,
         device=template.device,
@@ -596,20 +597,20 @@ class Quadrature(MonteCarloEstimator):
         if base is not None:
             check_base(energy, base, rows)
         check_memory(f"max_evaluations={self.max_evaluations}", self.max_evaluations, torch.float64)
-        found = integrate(energy, base, rows, self.tol, self.max_evaluations)
-        return self.summary(found, stacklevel=3)
+        integral = integrate(energy, base, rows, self.tol, self.max_evaluations)
+        return self.summary(integral, stacklevel=3)
 
-    def summary(self, found: Integral, stacklevel: int = 2) -> LogPartition:
+    def summary(self, integral: Integral, stacklevel: int = 2) -> LogPartition:
         """The estimate of log Z given an integral; warns if its error is larger than `tol`."""
-        if not found.converged:
+        if not integral.converged:
             warn(
-                f"The integral has a relative error of {found.error:.2g} after "
-                f"{found.n_evaluations:,} evaluations, above tol={self.tol:.2g}. Raise "
+                f"The integral has a relative error of {integral.error:.2g} after "
+                f"{integral.n_evaluations:,} evaluations, above tol={self.tol:.2g}. Raise "
                 "max_evaluations, or use AISBracket.",
                 ConvergenceWarning,
             )
-        value, nan = found.log_z, math.nan
-        if found.reason:
-            return LogPartition(value, nan, nan, nan, "heuristic", nan, reason=found.reason)
-        lower, upper = value + math.log1p(-found.error), value + math.log1p(found.error)
+        value, nan = integral.log_z, math.nan
+        if integral.reason:
+            return LogPartition(value, nan, nan, nan, "heuristic", nan, reason=integral.reason)
+        lower, upper = value + math.log1p(-integral.error), value + math.log1p(integral.error)
         return LogPartition(value, value - lower, lower, upper, "heuristic", nan)

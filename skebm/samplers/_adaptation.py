@@ -13,13 +13,6 @@ from skebm._validation import Interval, StrOptions
 from skebm.base import ChainState, Clamp, Energy
 from skebm.samplers._moves import has_bounds
 
-# Parameters of dual averaging, with the symbols of Hoffman and Gelman (2014), section 3.2.1.
-GAMMA, T0, KAPPA = 0.05, 10, 0.75
-# Moments of the rows are weighted means over about the last third of the warm-up.
-MEMORY = 3
-# Largest change of the step size, up or down; reached where every proposal is accepted.
-MAX_FACTOR = 1e8
-
 STEP_CONSTRAINTS: dict[str, list[Any]] = {
     "step_size": [Interval(Real, 0, None, closed="neither")],
     "scale": [StrOptions({"auto", "dense"}), "array-like", None],
@@ -187,23 +180,29 @@ def diagonal_scale(s: Any, x: Tensor, clamp: Clamp | None) -> Any:
     return s.scale_tril.norm(dim=1).view(x.shape[1:])
 
 
-def adapted(state: ChainState, acceptance: Tensor, target: float) -> ChainState:
+def adaptation_step(state: ChainState, acceptance: Tensor, target: float) -> ChainState:
     """The state after an adaptation step; unchanged where it does not adapt."""
     if state.aux is None or state.aux.adaptation is None or not len(state.x):
         return state
     aux: StepSettings = state.aux
     old: Any = aux.adaptation
     count = old.n_steps + 1
+    # Parameters of dual averaging, with the symbols of Hoffman and Gelman (2014), section 3.2.1.
+    gamma, t0, kappa = 0.05, 10, 0.75
     # Dual averaging of the logarithm of the step size.
-    error = old.error.lerp(target - acceptance.double(), (count + T0).reciprocal())
-    limit = float(np.log(MAX_FACTOR))
-    change = (np.log(10) - count.sqrt() * error / GAMMA).clamp(-limit, limit)
+    error = old.error.lerp(target - acceptance.double(), (count + t0).reciprocal())
+    # Largest change of the step size, up or down; reached where every proposal is accepted.
+    max_factor = 1e8
+    limit = float(np.log(max_factor))
+    change = (np.log(10) - count.sqrt() * error / gamma).clamp(-limit, limit)
     log_step = old.first_log_step + change
-    mean_log_step = old.log_step.lerp(log_step, count**-KAPPA)
+    mean_log_step = old.log_step.lerp(log_step, count**-kappa)
     mean, variance, scale = old.mean, old.variance, aux.scale
+    # Moments of the rows are weighted means over about the last third of the warm-up.
+    memory = 3
     if mean is not None:
         # Moments with a memory that grows with the warm-up.
-        rate = (MEMORY / (count + MEMORY)).to(mean.dtype)
+        rate = (memory / (count + memory)).to(mean.dtype)
         rows, dense = state.x, isinstance(scale, DenseScale)
         rows = rows.flatten(1) if dense else rows
         batch_mean = rows.mean(0)
@@ -213,7 +212,7 @@ def adapted(state: ChainState, acceptance: Tensor, target: float) -> ChainState:
         variance = variance.addcmul(rate, between).lerp(within, rate)
         mean = mean.lerp(batch_mean, rate)
         if dense:
-            scale = _shrunk_cholesky(variance, mean, len(rows) * (count + MEMORY) / MEMORY)
+            scale = _shrunk_cholesky(variance, mean, len(rows) * (count + memory) / memory)
         else:
             scale = _usable_variance(variance, mean).sqrt()
     new = Adaptation(old.first_log_step, mean_log_step, error, count, mean, variance)

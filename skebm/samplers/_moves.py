@@ -120,7 +120,7 @@ def _nan_message(what: str, bad: Tensor, x: Tensor) -> str:
     row = int(bad.nonzero()[0])
     return (
         f"{what} is nan at {int(bad.sum())} of {len(x)} chains, first at chain {row}, where "
-        f"x = {_abbreviated(x[row])}."
+        f"x = {_abbreviate(x[row])}."
     )
 
 
@@ -129,7 +129,7 @@ def by_row(mask: Tensor, like: Tensor) -> Tensor:
     return mask.view(-1, *[1] * (like.dim() - 1))
 
 
-def _abbreviated(row: Tensor) -> str:
+def _abbreviate(row: Tensor) -> str:
     values = ", ".join(f"{v:.4g}" for v in row.flatten()[:5].tolist())
     return f"[{values}{', ...' if row.numel() > 5 else ''}]"
 

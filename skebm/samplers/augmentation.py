@@ -54,10 +54,10 @@ class Augmentation(BaseEstimator, abc.ABC):
                 f"{type(self).__name__} transforms images (n, C, H, W), not a tensor of shape "
                 f"{tuple(images.shape)}: unflatten the rows first."
             )
-        return self._transformed(images, generator)
+        return self._transform(images, generator)
 
     @abc.abstractmethod
-    def _transformed(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    def _transform(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """The transformation."""
 
 
@@ -97,7 +97,7 @@ class Shift(Augmentation):
         self.max_pixels = max_pixels
         self.fill = fill
 
-    def _transformed(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    def _transform(self, images: Tensor, generator: torch.Generator) -> Tensor:
         n, n_channels, height, width = images.shape
         m, device = self.max_pixels, generator.device
         offset = torch.randint(-m, m + 1, (2, n, 1), generator=generator, device=device)
@@ -140,7 +140,7 @@ class Flip(Augmentation):
     def __init__(self, p: float = 0.5):
         self.p = p
 
-    def _transformed(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    def _transform(self, images: Tensor, generator: torch.Generator) -> Tensor:
         u = torch.rand(len(images), generator=generator, device=generator.device)
         return torch.where(by_row(u < self.p, images), images.flip(3), images)
 
@@ -167,7 +167,7 @@ class Compose(Augmentation):
     def __init__(self, moves: Sequence[Any]):
         self.moves = moves
 
-    def _transformed(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    def _transform(self, images: Tensor, generator: torch.Generator) -> Tensor:
         for move in self.moves:
             images = move(images, generator)
         return images

@@ -145,12 +145,12 @@ class Blocks(Sampler):
 
     def _turns(self, domain: Any) -> list[tuple[Sampler, Domain, int]]:
         """For each block its sampler, its domain, and its first entry of a row."""
-        found, first = [], 0
+        turns, first = [], 0
         for part in domain.parts:
             sampler = self._of_real if isinstance(part, Real) else self._of_discrete
-            found.append((sampler, part, first))
+            turns.append((sampler, part, first))
             first += part.n_columns
-        return found
+        return turns
 
 
 class Block(Energy):

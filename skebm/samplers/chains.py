@@ -159,7 +159,7 @@ class FromData(ChainPolicy):
             domain: Any = energy.domain
             rows = x + self.noise_scale * standard_normal(x, generator)
             rows = rows.clamp(domain.lower, domain.upper) if has_bounds(domain) else rows
-        return _augmented(rows, self.augmentation, generator), None
+        return _augment(rows, self.augmentation, generator), None
 
 
 class FromNoise(ChainPolicy):
@@ -219,7 +219,7 @@ class FromNoise(ChainPolicy):
     ) -> tuple[Tensor, Tensor | None]:
         """As many draws as the batch has rows."""
         rows = _initial_rows(energy.domain, self.initial, len(x), generator, x.dtype)
-        return _augmented(rows, self.augmentation, generator), None
+        return _augment(rows, self.augmentation, generator), None
 
 
 class Persistent(ChainPolicy):
@@ -385,7 +385,7 @@ class ReplayBuffer(ChainPolicy):
         fresh = _initial_rows(energy.domain, self.initial, n, generator, pool.dtype)
         anew = torch.rand(n, generator=generator, device=pool.device) < self.restart
         rows = torch.where(by_row(anew, rows), fresh, rows)
-        return _augmented(rows, self.augmentation, generator), place
+        return _augment(rows, self.augmentation, generator), place
 
     def keep(self, pool: Any, place: Tensor | None, rows: Tensor) -> Tensor:
         """Write the rows back where they were read, in place: a copy of the buffer costs more."""
@@ -403,9 +403,7 @@ class ReplayBuffer(ChainPolicy):
             )
 
 
-def _augmented(
-    rows: Tensor, augmentation: Augmentation | None, generator: torch.Generator
-) -> Tensor:
+def _augment(rows: Tensor, augmentation: Augmentation | None, generator: torch.Generator) -> Tensor:
     return rows if augmentation is None else augmentation(rows, generator)
 
 

@@ -12,7 +12,12 @@ from torch import Tensor
 
 from skebm._validation import Interval
 from skebm.base import Binary, Categorical, ChainState, Clamp, Energy, Sampler, StepInfo
-from skebm.samplers._adaptation import ADAPT_CONSTRAINTS, adapted, initial_settings, settings
+from skebm.samplers._adaptation import (
+    ADAPT_CONSTRAINTS,
+    adaptation_step,
+    initial_settings,
+    settings,
+)
 from skebm.samplers._moves import by_row, evaluate, metropolis, start, tempers_joint
 
 
@@ -68,7 +73,7 @@ class GibbsWithGradients(Sampler):
             change = torch.multinomial(p, 1, generator=generator)
         else:
             change = torch.zeros(0, 1, dtype=torch.int64, device=p.device)
-        x, reverse = _changed(domain, state.x, change)
+        x, reverse = _apply_change(domain, state.x, change)
         x = torch.where(by_row(clamped, x), state.x, x)
         proposal = ChainState(x, *evaluate(energy, x))
         log_q_reverse = self._log_proposal(domain, proposal, beta, clamp)
@@ -193,7 +198,7 @@ class DiscreteLangevin(Sampler):
         correction = log_q_reverse.gather(2, before) - log_q.gather(2, levels)
         ratio = beta * (state.energy - proposal.energy) + correction.flatten(1).sum(1)
         new, acceptance = metropolis(ratio, state, proposal, generator)
-        return adapted(new, acceptance, self.target_acceptance), StepInfo(acceptance)
+        return adaptation_step(new, acceptance, self.target_acceptance), StepInfo(acceptance)
 
     def _log_proposal(
         self, domain: Any, state: Any, beta: float, clamp: Clamp | None, h: Any
@@ -247,7 +252,7 @@ def _not_allowed(domain: Any, x: Tensor, clamp: Clamp | None) -> Tensor:
     return present | clamp.mask | torch.cat(clamped, 1)
 
 
-def _changed(domain: Any, x: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
+def _apply_change(domain: Any, x: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
     """Rows after a change (n, 1), and the reverse change, (n, 1)."""
     if isinstance(domain, Binary):
         flat = x.flatten(1)

@@ -23,9 +23,6 @@ from skebm.base import (
 from skebm.base.domains import columns_of
 from skebm.base.sampler import whole_number
 
-# Colours for each column above which columns are drawn one by one.
-SINGLE_COLUMNS = 0.25
-
 
 class Gibbs(Sampler):
     r"""Block Gibbs sampling of a bipartite or a pairwise energy: exact.
@@ -160,7 +157,9 @@ def _sweep(
     u = torch.rand(x.shape, generator=generator, dtype=x.dtype, device=x.device)
     u = u.clamp_(min=torch.finfo(u.dtype).eps / 2).logit()  # the logit of 0 would be -inf
     colours = energy.colours
-    if x.device.type == "cpu" and len(colours) > SINGLE_COLUMNS * x.shape[1]:
+    # Colours for each column above which columns are drawn one by one.
+    single_columns = 0.25
+    if x.device.type == "cpu" and len(colours) > single_columns * x.shape[1]:
         return _sweep_columns(energy, x, u, beta, clamp)
     x = x.clone()
     for columns in colours:
@@ -214,7 +213,7 @@ def _sweep_levels(
             logits = torch.cat([logits, torch.zeros_like(logits)], 2)
         if clamp is not None:
             value, mask = clamp.value[:, columns], clamp.mask[:, columns]
-            logits = logits.masked_fill(_excluded(value, mask, k), -math.inf)
+            logits = logits.masked_fill(_exclusions(value, mask, k), -math.inf)
         u = torch.rand(logits.shape, **kind).clamp_(min=torch.finfo(x.dtype).tiny)
         level = (logits - (-u.log()).log()).argmax(2, keepdim=True)
         drawn = torch.zeros_like(logits).scatter_(2, level, 1)
@@ -222,7 +221,7 @@ def _sweep_levels(
     return x
 
 
-def _excluded(value: Tensor, mask: Tensor, k: int) -> Tensor:
+def _exclusions(value: Tensor, mask: Tensor, k: int) -> Tensor:
     """Levels that clamped entries exclude, (n, columns, k); of a bit one and zero."""
     value, mask = value.view(len(value), -1, k) > 0.5, mask.view(len(mask), -1, k)
     if k == 1:

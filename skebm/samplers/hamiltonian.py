@@ -14,7 +14,7 @@ from skebm.base import ChainState, Clamp, Energy, Real, Sampler, StepInfo
 from skebm.samplers._adaptation import (
     ADAPT_CONSTRAINTS,
     STEP_CONSTRAINTS,
-    adapted,
+    adaptation_step,
     initial_settings,
     scale_gradient,
     scale_noise,
@@ -157,4 +157,4 @@ class HMC(Sampler):
         value = value.masked_fill(nan, torch.nan)
         ratio = beta * (state.energy - value) + kinetic
         new, acceptance = metropolis(ratio, state, ChainState(x, value, grad), generator)
-        return adapted(new, acceptance, self.target_acceptance), StepInfo(acceptance)
+        return adaptation_step(new, acceptance, self.target_acceptance), StepInfo(acceptance)

@@ -12,7 +12,7 @@ from skebm.base import ChainState, Clamp, Energy, Real, Sampler, StepInfo
 from skebm.samplers._adaptation import (
     ADAPT_CONSTRAINTS,
     STEP_CONSTRAINTS,
-    adapted,
+    adaptation_step,
     initial_settings,
     scale_gradient,
     scale_noise,
@@ -125,7 +125,7 @@ class MALA(Sampler):
             proposal = ChainState(x, *check_evaluation(energy, x, *evaluation))
             ratio = _log_ratio(state, proposal, u, z, beta, width, s, clamp)
         new, acceptance = metropolis(ratio, state, proposal, generator, outside)
-        return adapted(new, acceptance, self.target_acceptance), StepInfo(acceptance)
+        return adaptation_step(new, acceptance, self.target_acceptance), StepInfo(acceptance)
 
 
 def _log_ratio(

@@ -11,7 +11,7 @@ from skebm.base import ChainState, Clamp, Energy, Real, Sampler, StepInfo
 from skebm.samplers._adaptation import (
     ADAPT_CONSTRAINTS,
     STEP_CONSTRAINTS,
-    adapted,
+    adaptation_step,
     initial_settings,
     scale_noise,
     settings,
@@ -107,4 +107,4 @@ class MetropolisHastings(Sampler):
         proposal = ChainState(x, evaluate_energy(energy, x))
         ratio = beta * (state.energy - proposal.energy)
         new, acceptance = metropolis(ratio, state, proposal, generator, outside)
-        return adapted(new, acceptance, self.target_acceptance), StepInfo(acceptance)
+        return adaptation_step(new, acceptance, self.target_acceptance), StepInfo(acceptance)

@@ -57,11 +57,11 @@ class MinCut:
             return float(positive.sum()), np.full(self.n, bool(positive.any()))
         resolution = largest / MAX_FLOW
 
-        def rounded(capacity: np.ndarray) -> np.ndarray:
+        def round_down(capacity: np.ndarray) -> np.ndarray:
             return np.floor(np.minimum(capacity, largest) / resolution).astype(np.int32)
 
-        w, zeros = rounded(self.weights), np.zeros(self.n, dtype=np.int32)
-        source, sink = rounded(positive), rounded(negative)
+        w, zeros = round_down(self.weights), np.zeros(self.n, dtype=np.int32)
+        source, sink = round_down(positive), round_down(negative)
         capacity = np.concatenate([w, w, source, zeros, sink, zeros])[self.order]
         network = sp.csr_array((capacity, self.indices, self.indptr), shape=self.shape)
         result = maximum_flow(network, self.n, self.n + 1)
@@ -114,9 +114,9 @@ def by_min_cut(graph: PairwiseGraph, fields: np.ndarray) -> Maxima:
     # J x_i x_j = J (x_i + x_j - |x_i - x_j|) / 2
     cut = MinCut(graph.n_nodes, graph.edges, J / 2)
     linear = attractive.fields + attractive.node_sums(J, J) / 2
-    found = [cut.maximise(linear + row) for row in fields * np.where(flips, -1, 1)]
-    values = attractive.offset + (fields * flips).sum(1) + [value for value, _ in found]
-    return Maxima(values, np.stack([state for _, state in found]) ^ flips)
+    cuts = [cut.maximise(linear + row) for row in fields * np.where(flips, -1, 1)]
+    values = attractive.offset + (fields * flips).sum(1) + [value for value, _ in cuts]
+    return Maxima(values, np.stack([state for _, state in cuts]) ^ flips)
 
 
 def by_relaxation(graph: PairwiseGraph, fields: np.ndarray) -> Maxima:
@@ -145,11 +145,11 @@ def by_relaxation(graph: PairwiseGraph, fields: np.ndarray) -> Maxima:
     relaxed = by_min_cut(doubled, np.concatenate([fields, -fields], 1) / 2)
     x, y = relaxed.states[:, :n], relaxed.states[:, n:]
     start = np.where(x != y, x, fields + graph.fields > 0)
-    states = _ascended(graph, fields, start, free=x == y)
+    states = _coordinate_ascent(graph, fields, start, free=x == y)
     return Maxima(fields.sum(1) / 2 + relaxed.values, states)
 
 
-def _ascended(
+def _coordinate_ascent(
     graph: PairwiseGraph, fields: np.ndarray, start: np.ndarray, free: np.ndarray
 ) -> np.ndarray:
     """States (r, n) after coordinate ascent of the free units, at most 100 sweeps."""
@@ -291,13 +291,13 @@ class PerturbedMAP(Sampler):
         clamp: Clamp | None = None,
     ) -> tuple[ChainState, StepInfo]:
         """A new draw in every chain, given the clamped units."""
-        x, graph = state.x, scaled(graph_of(energy), beta)
+        x, graph = state.x, graph_at_temperature(graph_of(energy), beta)
         if not len(x):
             return state, StepInfo(1.0)
         zero, one = gumbel((2, *x.shape), generator)
         fields = one - zero
         if clamp is not None:
-            fields = _forced(graph, fields, clamp)
+            fields = _clamp_fields(graph, fields, clamp)
         solve = SOLVERS[choose_solver(self.solver, graph, len(x), FEW_TERMS)]
         states = torch.as_tensor(solve(graph, fields).states, dtype=x.dtype, device=x.device)
         if clamp is not None:
@@ -305,7 +305,7 @@ class PerturbedMAP(Sampler):
         return ChainState(states), StepInfo(1.0)
 
 
-def scaled(graph: PairwiseGraph, beta: float) -> PairwiseGraph:
+def graph_at_temperature(graph: PairwiseGraph, beta: float) -> PairwiseGraph:
     """The graph at an inverse temperature; without couplings at 0."""
     edges, couplings = graph.edges, beta * graph.couplings
     if beta == 0:
@@ -313,7 +313,7 @@ def scaled(graph: PairwiseGraph, beta: float) -> PairwiseGraph:
     return PairwiseGraph(beta * graph.offset, beta * graph.fields, edges, couplings)
 
 
-def _forced(graph: PairwiseGraph, fields: np.ndarray, clamp: Clamp) -> np.ndarray:
+def _clamp_fields(graph: PairwiseGraph, fields: np.ndarray, clamp: Clamp) -> np.ndarray:
     """Fields so large at clamped units that no maximiser changes them."""
     size = graph.scale + np.abs(fields).max(1, keepdims=True)
     sign = np.where(clamp.value.cpu().numpy() > 0.5, 1.0, -1.0)

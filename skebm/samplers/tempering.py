@@ -16,9 +16,6 @@ from skebm.samplers._moves import accepts, select
 from skebm.samplers.gibbs import Gibbs
 from skebm.samplers.langevin import AnnealedLangevin
 
-# Highest temperature of the ladder of an energy without a path.
-DEFAULT_MAX_TEMPERATURE = 10.0
-
 
 class ParallelTempering(Sampler):
     r"""Parallel tempering (replica exchange) with any sampler: exact if the sampler is.
@@ -184,7 +181,9 @@ class ParallelTempering(Sampler):
         last, top = self.n_temperatures - 1, self.max_temperature
         if top is None and isinstance(energy, BipartiteEnergy):
             return [(energy.annealed(k / last), 1.0) for k in range(last)] + [(energy, 1.0)]
-        top = DEFAULT_MAX_TEMPERATURE if top is None else top
+        # Highest temperature of the ladder of an energy without a path.
+        default_max_temperature = 10.0
+        top = default_max_temperature if top is None else top
         return [(energy, top ** (k / last - 1)) for k in range(last + 1)]
 
     def _log_exchange_ratio(

@@ -17,8 +17,8 @@ from skebm.base.sampler import whole_number, whole_numbers
 from skebm.base.torchtools import adamw
 from skebm.distributions._fitting import (
     CHUNK,
-    checked_sigma,
-    chunked,
+    check_sigma,
+    map_chunks,
     moments,
     positive,
     positive_weight_rows,
@@ -33,16 +33,10 @@ FLOWS = ("maf", "nsf", "coupling")
 PER_ENTRY = 200
 # Fewest rows of which some are held out, and the most steps with fewer rows.
 MIN_ROWS_TO_SPLIT, FEW_STEPS = 50, 50
-# Held-out rows are repeated with other noise up to this number, and at most so often.
-MIN_HELD_OUT, MAX_COPIES = 500, 10
 # Least number of steps between two evaluations on held-out rows.
 MIN_CHECK_EVERY = 20
 # Norm at which gradients are clipped.
 CLIP = 5.0
-# Number of rows up to which the default weight decay is 1.
-DECAY_ROWS = 1500
-# Factor of the initial weights of the last layers, which makes the maps nearly the identity.
-INITIAL_SCALE = 0.1
 # Steps in which the learning rate rises, and its last value relative to the largest.
 WARM_UP, LAST_RATE = 20, 0.01
 
@@ -57,10 +51,12 @@ class TrainingSettings(NamedTuple):
     n_steps_no_change: int
     validation_fraction: float
 
-    def resolved(self, n_rows: int) -> TrainingSettings:
+    def for_rows(self, n_rows: int) -> TrainingSettings:
         """The settings for a number of rows; `ValueError` for a value out of range."""
+        # Number of rows up to which the default weight decay is 1.
+        decay_rows = 1500
         if self.weight_decay is None:  # like a prior, it matters less with more rows
-            return self._replace(weight_decay=min(1.0, DECAY_ROWS / n_rows)).resolved(n_rows)
+            return self._replace(weight_decay=min(1.0, decay_rows / n_rows)).for_rows(n_rows)
         for name in ("batch_size", "n_steps", "n_steps_no_change"):
             whole_number(name, getattr(self, name), 1)
         for name, below in (
@@ -96,10 +92,10 @@ class StandardisedRows(NamedTuple):
 # ------------------------------------------------------------------------------
 
 
-def standardised(x: Any, weight: Tensor | None, sigma: Any) -> StandardisedRows:
+def standardise(x: Any, weight: Tensor | None, sigma: Any) -> StandardisedRows:
     """Rows in units of the standard deviations of noisy rows, in their own precision."""
     rows, w = positive_weight_rows(x, weight)
-    sigma = checked_sigma(sigma, rows)
+    sigma = check_sigma(sigma, rows)
     mean, variance = moments(rows, w)
     varying = varies(rows, x.dtype)
     variance = torch.where(varying, variance, 0.0) + sigma.square()
@@ -110,7 +106,7 @@ def standardised(x: Any, weight: Tensor | None, sigma: Any) -> StandardisedRows:
     return StandardisedRows(*(t.to(x.dtype) for t in (z, w / w.mean(), noise, mean, scale)))
 
 
-def named_config(kind: str, n_columns: int, transforms: Any, hidden_sizes: Any) -> dict[str, Any]:
+def config_of_kind(kind: str, n_columns: int, transforms: Any, hidden_sizes: Any) -> dict[str, Any]:
     """The configuration of a named flow in plain values; `ValueError` if it cannot be built."""
     if kind not in FLOWS:
         names = ", ".join(map(repr, FLOWS))
@@ -135,11 +131,13 @@ def build(config: dict[str, Any], n_columns: int) -> nn.Module:
         settings["passes"] = 2
     make = zuko.flows.MAF if config["kind"] == "maf" else zuko.flows.NSF
     flow = make(n_columns, **settings)
+    # Factor of the initial weights of the last layers, which makes the maps nearly the identity.
+    initial_scale = 0.1
     # Each map starts near the identity, so that the flow starts near a normal distribution.
     for part in flow.transform.transforms:
         last = part.hyper[-1] if n_columns > 1 else part  # one column needs no network
         for p in last.parameters():
-            p.data.mul_(INITIAL_SCALE)
+            p.data.mul_(initial_scale)
     return flow
 
 
@@ -208,7 +206,7 @@ def _mean_log_prob(flow: nn.Module, z: Tensor, weight: Tensor) -> float:
     """Mean log-likelihood of rows in evaluation mode, in nats."""
     flow.eval()
     with torch.no_grad():
-        value = chunked(lambda rows: flow().log_prob(rows), z, PER_ENTRY * z.shape[1], CHUNK)
+        value = map_chunks(lambda rows: flow().log_prob(rows), z, PER_ENTRY * z.shape[1], CHUNK)
     flow.train()
     return float((weight * value).mean())
 
@@ -230,7 +228,9 @@ def _split_rows(
 def _copies(held_out: StandardisedRows, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Held-out rows with fixed noise, several copies where there are few, and their weights."""
     n = len(held_out.z)
-    copies = min(MAX_COPIES, math.ceil(MIN_HELD_OUT / n)) if held_out.noise.any() else 1
+    # Held-out rows are repeated with other noise up to this number, and at most so often.
+    min_held_out, max_copies = 500, 10
+    copies = min(max_copies, math.ceil(min_held_out / n)) if held_out.noise.any() else 1
     z = held_out.noisy(held_out.z.repeat(copies, 1), generator)
     return z, held_out.weight.repeat(copies)
 
@@ -323,7 +323,7 @@ class NormalizingFlow(Distribution):
         scale: Tensor | float | None = None,
     ):
         self.domain = Real((n_columns,))
-        self.flow = _frozen(copy.deepcopy(_checked_module(flow)))
+        self.flow = _frozen(copy.deepcopy(_check_module(flow)))
         like = next(_reals(self.flow), torch.empty(0)).new_zeros(n_columns)
         self.centre = like if centre is None else _finite(centre, like)
         self.scale = like + 1 if scale is None else positive(scale, like, "scale")
@@ -427,17 +427,17 @@ class NormalizingFlow(Distribution):
         settings = TrainingSettings(
             learning_rate, weight_decay, batch_size, n_steps, n_steps_no_change, validation_fraction
         )
-        rows = standardised(x, weight, sigma)
-        settings = settings.resolved(len(rows.z))
+        rows = standardise(x, weight, sigma)
+        settings = settings.for_rows(len(rows.z))
         if generator is None:
             generator = torch.Generator(x.device).manual_seed(0)
         d, config = x.shape[1], None
         with seeded(generator):
             if isinstance(flow, str):
-                config = named_config(flow, d, transforms, hidden_sizes)
+                config = config_of_kind(flow, d, transforms, hidden_sizes)
                 module = build(config, d)
             else:
-                module = copy.deepcopy(_checked_module(flow))
+                module = copy.deepcopy(_check_module(flow))
             fitted = cls(module.to(x.device, x.dtype), d, rows.centre, rows.scale)
             train(fitted.flow, rows, settings, generator)
         fitted._config = config
@@ -448,7 +448,7 @@ class NormalizingFlow(Distribution):
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         size = max(1, CHUNK // (PER_ENTRY * self.domain.n_columns))
-        with torch.no_grad(), seeded(self._checked(generator)):
+        with torch.no_grad(), seeded(self._check_generator(generator)):
             draws = [
                 _distribution(self.flow).rsample((min(size, n - start),))
                 for start in range(0, n, size)
@@ -461,7 +461,7 @@ class NormalizingFlow(Distribution):
 
         Both are differentiable with respect to the weights of the flow that require a gradient.
         """
-        with seeded(self._checked(generator)):
+        with seeded(self._check_generator(generator)):
             distribution = _distribution(self.flow)
             if hasattr(distribution, "rsample_and_log_prob"):
                 z, value = distribution.rsample_and_log_prob((n,))
@@ -471,7 +471,7 @@ class NormalizingFlow(Distribution):
         return self.centre + self.scale * z, value - self.scale.log().sum()
 
     def log_prob(self, x: Tensor) -> Tensor:
-        return self._chunked(self._log_prob, x)
+        return self._map_chunks(self._log_prob, x)
 
     def score(self, x: Tensor) -> Tensor:
         """Gradient of :meth:`log_prob` with respect to x, of the shape of x."""
@@ -483,7 +483,7 @@ class NormalizingFlow(Distribution):
         It works under ``no_grad``; otherwise the result is differentiable with respect to x and
         weights of the flow that require a gradient.
         """
-        return self._chunked(self._log_prob_and_score, x)
+        return self._map_chunks(self._log_prob_and_score, x)
 
     def _log_prob(self, x: Tensor) -> Tensor:
         if not len(x):  # the flow cannot reshape an empty tensor
@@ -502,10 +502,10 @@ class NormalizingFlow(Distribution):
             (score,) = torch.autograd.grad(value.sum(), at, create_graph=keep)
         return (value if keep else value.detach()), score
 
-    def _chunked(self, function: Callable[..., Any], x: Tensor) -> Any:
-        return chunked(function, x, PER_ENTRY * self.domain.n_columns, CHUNK)
+    def _map_chunks(self, function: Callable[..., Any], x: Tensor) -> Any:
+        return map_chunks(function, x, PER_ENTRY * self.domain.n_columns, CHUNK)
 
-    def _checked(self, generator: torch.Generator) -> torch.Generator:
+    def _check_generator(self, generator: torch.Generator) -> torch.Generator:
         """The generator; `ValueError` unless it is on the device of the flow."""
         if generator.device.type != self.centre.device.type:
             raise ValueError(
@@ -564,7 +564,7 @@ def _frozen(flow: nn.Module) -> nn.Module:
     return flow.eval().requires_grad_(False)
 
 
-def _checked_module(flow: Any) -> nn.Module:
+def _check_module(flow: Any) -> nn.Module:
     if not isinstance(flow, nn.Module):
         kind = flow.__name__ if isinstance(flow, type) else type(flow).__name__
         raise TypeError(

@@ -13,11 +13,6 @@ from skebm.base.energy import check_temperature
 from skebm.distributions._fitting import moments, positive, varies, weighted_quantiles
 from skebm.distributions.base import Distribution, Envelope
 
-# Quartiles of a normal distribution are so many standard deviations apart.
-QUARTILES_APART = 1.349
-# Width by quartiles, in standard deviations, below which a column is mostly one value.
-LEAST_WIDTH = 0.05
-
 
 class SignedLog(Distribution):
     r"""The distribution of flat rows whose entries have signed logarithms with a distribution q.
@@ -89,8 +84,12 @@ class SignedLog(Distribution):
         """
         mean, variance = moments(x, weight)
         low, middle, high = weighted_quantiles(x, weight, (0.25, 0.5, 0.75))
-        deviation, width = variance.sqrt(), (high - low) / QUARTILES_APART
-        scale = torch.where(width > LEAST_WIDTH * deviation, width, deviation)
+        # Quartiles of a normal distribution are so many standard deviations apart.
+        quartiles_apart = 1.349
+        deviation, width = variance.sqrt(), (high - low) / quartiles_apart
+        # Width by quartiles, in standard deviations, below which a column is mostly one value.
+        least_width = 0.05
+        scale = torch.where(width > least_width * deviation, width, deviation)
         return middle, torch.where(varies(x, x.dtype), scale, 1.0)
 
     def logs(self, x: Tensor) -> Tensor:
@@ -117,11 +116,11 @@ class SignedLog(Distribution):
         """The logarithms at a temperature; above 1 the ratio has no bound far from the centre."""
         check_temperature(temperature)
         inner, log_bound = self.distribution.tempered(temperature)
-        found = SignedLog(inner, self.centre, self.scale)
+        distribution = SignedLog(inner, self.centre, self.scale)
         if temperature > 1:
-            return Envelope(found, math.inf)
+            return Envelope(distribution, math.inf)
         volume = float(self.scale.double().log().sum())
-        return Envelope(found, log_bound + (1 - 1 / temperature) * volume)
+        return Envelope(distribution, log_bound + (1 - 1 / temperature) * volume)
 
     @property
     def has_tempered(self) -> bool:

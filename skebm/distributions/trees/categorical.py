@@ -16,9 +16,6 @@ from skebm.distributions.trees.blocks import Counts, mutual_information
 from skebm.distributions.trees.chow_liu import maximum_spanning_tree
 from skebm.distributions.trees.tables import TreeOfTables
 
-# Weight of even levels in the marginal of a column, which levels that do not occur need.
-LEVEL_SMOOTHING = 1e-3
-
 
 class CategoricalTree(TreeOfTables):
     r"""A tree of columns with two or more levels, :math:`q(x) = \prod_i q(x_i \mid x_{\pi(i)})`.
@@ -64,7 +61,7 @@ class CategoricalTree(TreeOfTables):
     """
 
     def __init__(self, domain: Domain, parent: Any, log_tables: Tensor):
-        device, groups = log_tables.device, _checked_columns(domain)
+        device, groups = log_tables.device, _check_columns(domain)
         parent = torch.as_tensor(parent, dtype=torch.long).to(device)
         sizes = [max(k, 2) for k in groups]
         n_levels = max(sizes)
@@ -111,7 +108,7 @@ class CategoricalTree(TreeOfTables):
             P(k given a) is the mixture of its empirical value and of the marginal probability of k,
             with weights proportional to p(a) and `smoothing`.
         """
-        groups = _checked_columns(domain)
+        groups = _check_columns(domain)
         n_levels = max(2, *groups)
         what = f"A tree of {len(groups)} columns with up to {n_levels} levels"
         check_memory(what, len(groups) * n_levels**2 + 3 * sum(groups) ** 2, torch.double)
@@ -126,9 +123,11 @@ class CategoricalTree(TreeOfTables):
         cut = sizes.tolist()
         pairs = [block.split(cut, 1) for block in counts.pairs.split(cut, 0)]
         tables = torch.ones(len(groups), n_levels, n_levels, dtype=torch.double)
+        # Weight of even levels in the marginal of a column, which levels that do not occur need.
+        level_smoothing = 1e-3
         for u, above in enumerate(parent):
             own = pairs[u][u].diagonal()
-            smooth = (1 - LEVEL_SMOOTHING) * own / own.sum() + LEVEL_SMOOTHING / len(own)
+            smooth = (1 - level_smoothing) * own / own.sum() + level_smoothing / len(own)
             table = smooth[None] if above < 0 else pairs[above][u] + smoothing * smooth
             tables[u, : len(table), : len(own)] = table / table.sum(1, keepdim=True)
         return cls(domain, parent, tables.log().to(x.device, x.dtype))
@@ -173,13 +172,13 @@ class CategoricalTree(TreeOfTables):
 
     def potentials(self, field: Tensor, known: Clamp | None) -> Tensor:
         """Field of each level, (m, K, n); -inf for those that cannot occur or do not exist."""
-        found = self._by_level(field, -math.inf)
+        potentials = self._by_level(field, -math.inf)
         if known is not None:
             value = known.value > 0.5
             off = self._by_level((known.mask & ~value).to(field.dtype), 0.0) > 0
             on = self._by_level((known.mask & value).to(field.dtype), 0.0) > 0
-            found = found.masked_fill(off | (on.any(1, keepdim=True) & ~on), -math.inf)
-        return found
+            potentials = potentials.masked_fill(off | (on.any(1, keepdim=True) & ~on), -math.inf)
+        return potentials
 
     def _by_level(self, x: Tensor, absent: float) -> Tensor:
         """Entries (n, d) as levels (m, K, n), 0 for the level 0 of a bit."""
@@ -192,7 +191,7 @@ class CategoricalTree(TreeOfTables):
         return patterns.flatten(0, 1).index_select(0, self._position).t().contiguous()
 
 
-def _checked_columns(domain: Domain) -> tuple[int, ...]:
+def _check_columns(domain: Domain) -> tuple[int, ...]:
     """Entries of each column; `ValueError` for rows that are not of bits and categories."""
     for part in parts_of(domain):
         if not isinstance(part, Binary | Categorical) or len(part.row_shape) != 1:

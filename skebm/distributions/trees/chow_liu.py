@@ -30,24 +30,20 @@ def maximum_spanning_tree(information: np.ndarray) -> np.ndarray:
     np.fill_diagonal(cost, 0)
     tree = minimum_spanning_tree(cost)
     # The centre of a tree is in the middle of a longest path.
-    _, first_end = _rooted(tree, 0)
-    parent, second_end = _rooted(tree, first_end)
+    _, first_end = _root_at(tree, 0)
+    parent, second_end = _root_at(tree, first_end)
     path = [second_end]
     while path[-1] != first_end:
         path.append(parent[path[-1]])
     middle = len(path) // 2
     centre = min(path[middle], path[(len(path) - 1) // 2])
-    return _rooted(tree, centre)[0]
+    return _root_at(tree, centre)[0]
 
 
-def _rooted(tree: sp.csr_array, root: int) -> tuple[np.ndarray, int]:
+def _root_at(tree: sp.csr_array, root: int) -> tuple[np.ndarray, int]:
     """Parents of all nodes, -1 at the root, and a node farthest from the root."""
     order, parent = breadth_first_order(tree, root, directed=False)
     return np.where(parent < 0, -1, parent).astype(np.int64), int(order[-1])
-
-
-# Log-odds beyond those of all tables at which a message has saturated: exp(-30) is 1e-13.
-SATURATION = 30.0
 
 
 class _Factors(NamedTuple):
@@ -136,10 +132,10 @@ class ChowLiuTree(Distribution):
         self._rank = torch.as_tensor(rank, device=device)
         self._parents = torch.as_tensor(parent_rank, device=device)  # ranks, in rank order
         self._parents_by_depth = self._parents.split(self._sizes)
-        self._factors = self._powered(1.0)
+        self._factors = self._power(1.0)
         self._largest = float(self.logits.abs().max())
 
-    def _powered(self, power: float) -> _Factors:
+    def _power(self, power: float) -> _Factors:
         """The factors of q raised to a power."""
         off, on = self.logits.index_select(0, self._order).t().unsqueeze(-1)
         zero_off, zero_on = -softplus(off), -softplus(on)
@@ -307,7 +303,7 @@ class TreeTilt(Tilt):
 
     @functools.cached_property
     def _factors(self) -> _Factors:
-        return self.tree._factors if self.power == 1 else self.tree._powered(self.power)
+        return self.tree._factors if self.power == 1 else self.tree._power(self.power)
 
     @functools.cached_property
     def _evidence(self) -> Tensor | None:
@@ -326,8 +322,10 @@ class TreeTilt(Tilt):
         off, on, shift = (
             part.split(tree._sizes) for part in (factors.off, factors.on, factors.shift)
         )
+        # Log-odds beyond those of all tables at which a message has saturated: exp(-30) is 1e-13.
+        saturation = 30.0
         # Beyond this limit a message is constant but for the cancellation of its two terms.
-        limit = SATURATION + self.power * tree._largest
+        limit = saturation + self.power * tree._largest
         for depth in range(tree.depth, 0, -1):
             start, stop = tree._starts[depth : depth + 2]
             own = log_odds[start:stop].clone()  # autograd needs the present values

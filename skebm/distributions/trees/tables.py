@@ -39,18 +39,18 @@ class TreeOfTables(Distribution):
 
     def _arrange(self, parent: Tensor) -> Tensor:
         """Set the parents in breadth-first order, and return that order of the nodes."""
-        found, self._levels = _breadth_first(parent.tolist())
-        order = torch.tensor(found, device=parent.device)
+        nodes, self._levels = _breadth_first(parent.tolist())
+        order = torch.tensor(nodes, device=parent.device)
         self.parent = torch.where(parent < 0, parent, order.argsort()[parent])[order]
         self._parents = self.parent.clamp_min(0)  # the root counts as a child of itself
         return order
 
     def _set_tables(self, log_tables: Tensor) -> None:
         """Set the tables, which are in breadth-first order, once `_valid` is known."""
-        self.log_tables = self._checked_tables(log_tables)
-        self._tables = self._powered(1.0)
+        self.log_tables = self._check_tables(log_tables)
+        self._tables = self._power(1.0)
 
-    def _checked_tables(self, log_tables: Tensor) -> Tensor:
+    def _check_tables(self, log_tables: Tensor) -> Tensor:
         """Tables with zeros for patterns that do not exist, and equal rows of the root."""
         tables = log_tables.clone()
         tables[0] = tables[0, 0].clone()
@@ -66,7 +66,7 @@ class TreeOfTables(Distribution):
             )
         return tables
 
-    def _powered(self, power: float) -> Tensor:
+    def _power(self, power: float) -> Tensor:
         """The tables to a power, (m, K, K); 0 for patterns that do not exist."""
         return (power * self.log_tables).exp_() * self._valid[:, None]
 
@@ -112,7 +112,7 @@ class TableTilt(Tilt):
     def __init__(self, tree: TreeOfTables, field: Tensor, power: float, known: Clamp | None = None):
         self.tree, self.power, self.known = tree, power, known
         self.field = field.detach()
-        self._tables = tree._tables if power == 1 else tree._powered(power)  # (m, K, K)
+        self._tables = tree._tables if power == 1 else tree._power(power)  # (m, K, K)
 
     def given(self, clamp: Clamp) -> TableTilt:
         """The tilt conditioned on known columns, which replace those known before."""

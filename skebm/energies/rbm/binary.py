@@ -101,8 +101,8 @@ class BernoulliRBM(BipartiteEnergy):
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         """Weight, visible and hidden bias, in a fifth of the time that three attributes take."""
-        found: Any = self._parameters
-        return found["weight"], found["visible_bias"], found["hidden_bias"]
+        parameters: Any = self._parameters
+        return parameters["weight"], parameters["visible_bias"], parameters["hidden_bias"]
 
     def free_energy(self, x: Tensor, beta: float | Tensor = 1.0) -> Tensor:
         """-log sum_h exp(-beta E(x, h)), (n,); a `beta` of shape (k, 1) gives (k, n)."""
@@ -163,7 +163,7 @@ class BernoulliRBM(BipartiteEnergy):
         logits = self._fields(h, beta, field)
         if self.structure is None:
             return Bernoulli(logits.sigmoid_())
-        return self._tilted(logits, beta if power is None else power)
+        return self._tilt_of_base(logits, beta if power is None else power)
 
     def hidden_energy(
         self,
@@ -177,7 +177,7 @@ class BernoulliRBM(BipartiteEnergy):
         logits, own = self._fields(h, beta, field), -beta * (h @ self.hidden_bias)
         if self.structure is None:
             return own - log_sum(logits, clamp)
-        tilt = self._tilted(logits, beta if power is None else power)
+        tilt = self._tilt_of_base(logits, beta if power is None else power)
         if clamp is not None:
             tilt = tilt.given(clamp)
         return own - tilt.log_normaliser
@@ -189,7 +189,7 @@ class BernoulliRBM(BipartiteEnergy):
             logits.mul_(beta)
         return logits if field is None else logits.add_(field)
 
-    def _tilted(self, logits: Tensor, power: float) -> Tilt:
+    def _tilt_of_base(self, logits: Tensor, power: float) -> Tilt:
         assert self.structure is not None
         return self.structure.tilted(logits[:, : self.structure.domain.n_columns], power)
 
@@ -257,7 +257,7 @@ class BernoulliRBM(BipartiteEnergy):
             if self.structure is None:
                 log_sum, means = softplus(field).sum(1), field.sigmoid()
             else:
-                tilt = self._tilted(field, 1.0)
+                tilt = self._tilt_of_base(field, 1.0)
                 log_sum, means = tilt.log_normaliser, tilt.mean
             sums.add(torch.addmv(log_sum, h, self.hidden_bias), h, means)
         log_z, mean, other, products = sums.expectations()

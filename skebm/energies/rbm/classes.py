@@ -26,9 +26,9 @@ from skebm.base.units import Bernoulli
 from skebm.distributions._fitting import draw_index
 from skebm.energies.rbm.gradient import (
     Gradient,
-    centered,
+    center_gradient,
     memory,
-    preconditioned,
+    precondition_gradient,
     relative_variance,
 )
 from skebm.energies.rbm.mixed import MixedRBM, WiderColumns
@@ -253,9 +253,9 @@ class ClassRBM(BipartiteEnergy):
 
     def base_alone(self) -> ClassRBM:
         """The base with free classes and without hidden units: its log Z is log K, exactly."""
-        found = self.annealed(0.0)
-        machine = found.machine.first_units(0)
-        return self._of(machine, found.class_weight[:0], found.class_bias)
+        start = self.annealed(0.0)
+        machine = start.machine.first_units(0)
+        return self._of(machine, start.class_weight[:0], start.class_bias)
 
     def wider_base(self) -> WiderColumns:
         """A start of annealing that covers modes far from the base, that of the RBM of x."""
@@ -412,7 +412,7 @@ class ClassGradient(ContrastGradient):
             columns = self._scales(at_x.visible, self.of_rows.relative_variance)
             units = self._scales(offsets.hidden)
             factors = sign, signed, right, columns, units
-            of_x, of_y = self._centered(factors, of_y, at_x, offsets.visible[d:], out)
+            of_x, of_y = self._center(factors, of_y, at_x, offsets.visible[d:], out)
             # Without the preconditioning, as the gradient of other parameters needs it.
             plain = of_x.weight if rest is None else of_x.weight / columns / units[:, None]
         if rest is not None:  # the signs of hidden means are in the weights of their classes
@@ -432,7 +432,7 @@ class ClassGradient(ContrastGradient):
         power = self.centering.precondition
         return variance(mean).pow(-power) if power else torch.ones_like(mean)
 
-    def _centered(
+    def _center(
         self,
         factors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
         of_y: Gradient,
@@ -443,7 +443,7 @@ class ClassGradient(ContrastGradient):
         """Gradients of rows and classes, as if they were one visible layer, centred.
 
         The factors of the weights' gradient are centred and scaled, not their product, which is
-        larger: as in :func:`~skebm.energies.rbm.gradient.signed_products`.
+        larger: as in :func:`~skebm.energies.rbm.gradient.sum_of_signed_products`.
         """
         sign, left, right, columns, units = factors
         mu, lam = at_x
@@ -470,11 +470,11 @@ class ClassGradient(ContrastGradient):
         )
         for weight, bias, at, variance in blocks:
             zeros = torch.zeros_like(bias), torch.zeros_like(machine.hidden_bias)
-            found = Gradient(penalty.l1 * weight.sign() + penalty.l2 * weight, *zeros)
-            found = centered(found, at)
+            gradient = Gradient(penalty.l1 * weight.sign() + penalty.l2 * weight, *zeros)
+            gradient = center_gradient(gradient, at)
             if at is not None and self.centering is not None and self.centering.precondition:
                 power = self.centering.precondition
-                found = preconditioned(found, at, variance(at.visible), power)
-            for parameter, value in zip((weight, bias, machine.hidden_bias), found, strict=True):
+                gradient = precondition_gradient(gradient, at, variance(at.visible), power)
+            for parameter, value in zip((weight, bias, machine.hidden_bias), gradient, strict=True):
                 assert parameter.grad is not None
                 parameter.grad += value

@@ -135,8 +135,8 @@ class GatedEnergy(Energy):
     def forward(self, x: Tensor, cond: Any = None) -> Tensor:
         """F(y given x) of rows x and y side by side, (n,)."""
         given, y = self.split(x)
-        found: Tensor = self.given(given)(y)
-        return found
+        value: Tensor = self.given(given)(y)
+        return value
 
     def given(self, x: Tensor) -> GivenEnergy:
         """The RBM of rows y, each given its own row of x (n, dx), or all given a single row x."""
@@ -149,7 +149,7 @@ class GatedEnergy(Energy):
 
     def without_filters(self) -> GatedEnergy:
         """A copy that is the base alone, for any x: it has no filters, and free mapping units."""
-        copy = self._converted(self.mapping.dtype)
+        copy = self._in_dtype(self.mapping.dtype)
         field, precision = fields_of(self.base)
         with torch.no_grad():
             for own in copy.parameters():
@@ -160,9 +160,9 @@ class GatedEnergy(Energy):
 
     def in_double(self) -> GatedEnergy:
         """A copy in double precision."""
-        return self._converted(torch.float64)
+        return self._in_dtype(torch.float64)
 
-    def _converted(self, dtype: torch.dtype) -> GatedEnergy:
+    def _in_dtype(self, dtype: torch.dtype) -> GatedEnergy:
         copy = object.__new__(GatedEnergy)
         nn.Module.__init__(copy)
         copy.base = self.base.to(self.mapping.device, dtype)
@@ -296,10 +296,10 @@ class GivenEnergy(BipartiteEnergy):
 
     def visible_energy(self, y: Tensor) -> Tensor:
         """The part of E(y, h) without h, (n,)."""
-        found = -(y @ self.bias)
+        value = -(y @ self.bias)
         if self.is_real:
-            found = found + y.square() @ self.precision / 2
-        return found
+            value = value + y.square() @ self.precision / 2
+        return value
 
     def responses(self, y: Tensor) -> Tensor:
         """Responses of the filters of y, V (y - n), (n, F)."""
@@ -310,8 +310,8 @@ class GivenEnergy(BipartiteEnergy):
         return Bernoulli(self._field(response).sigmoid_())
 
     def _field(self, response: Tensor) -> Tensor:
-        found = torch.addmm(self.hidden_bias, self.gate * response, self.energy.mapping)
-        return found if self.beta == 1.0 else self.beta * found
+        field = torch.addmm(self.hidden_bias, self.gate * response, self.energy.mapping)
+        return field if self.beta == 1.0 else self.beta * field
 
     def hidden_field(self, y: Tensor) -> Tensor:
         """Log-odds of the mapping units given y, (n, H)."""
@@ -319,8 +319,8 @@ class GivenEnergy(BipartiteEnergy):
 
     def pull(self, h: Tensor) -> Tensor:
         """What h adds to the fields of y, (n, dy)."""
-        found = (self.gate * (h @ self.energy.mapping.t())) @ self.weight
-        return found if self.beta == 1.0 else self.beta * found
+        pull = (self.gate * (h @ self.energy.mapping.t())) @ self.weight
+        return pull if self.beta == 1.0 else self.beta * pull
 
     def free_energy(self, x: Tensor, beta: float | Tensor = 1.0) -> Tensor:
         """-log sum_h exp(-beta E(y, h)) of rows y (n, dy), (n,); many `beta` (k, 1) give (k, n)."""

@@ -12,9 +12,6 @@ from skebm.base import Centering, Conditional, ContrastGradient, Offsets, Penalt
 from skebm.base.contrast import means_of
 from skebm.base.units import Bernoulli
 
-# Share of a fair coin in the first offsets: a column that is constant in the first rows of a stream
-# may wake up, and a variance next to zero would send it far away.
-START_SHRINKAGE = 0.01
 # Variance of a unit, relative to a fair coin's, below which it counts as this: a mean of 1e-4.
 LEAST_VARIANCE = 4e-4
 
@@ -69,8 +66,11 @@ class RBMGradient(ContrastGradient):
         """The same, from rows x and their hidden means h (n, H)."""
         assert self.centering is not None
         visible, hidden = means_of(weight, x, h)
+        # Share of a fair coin in the first offsets: a column that is constant in the first rows of
+        # a stream may wake up, and a variance next to zero would send it far away.
+        start_shrinkage = 0.01
         if self.centering.precondition:
-            visible = visible * (1 - START_SHRINKAGE) + START_SHRINKAGE / 2
+            visible = visible * (1 - start_shrinkage) + start_shrinkage / 2
         return Offsets(visible, hidden)
 
     @torch.no_grad()
@@ -83,7 +83,7 @@ class RBMGradient(ContrastGradient):
         offsets: Offsets | None,
         generator: torch.Generator | None,
     ) -> tuple[Offsets | None, Tensor | None]:
-        rows, layer = self.joined(x, chain), None
+        rows, layer = self.rows_and_chains(x, chain), None
         h = self.energy.hidden(rows).mean  # (n + m, H)
         if generator is not None:
             layer = Bernoulli(h[x.shape[0] :]).sample(generator)
@@ -110,12 +110,14 @@ class RBMGradient(ContrastGradient):
             assert self.centering is not None
             offsets = offsets.updated(x, h_data, share, self.centering.rate)
         at = self.at_statistics(offsets)
-        gradient = signed_products(sign, self.statistics(rows), h, at, self.energy.tensors[0].grad)
+        gradient = sum_of_signed_products(
+            sign, self.statistics(rows), h, at, self.energy.tensors[0].grad
+        )
         self.write_rest(rest, gradient, at)
         self._write(gradient, penalty, at)
         return offsets
 
-    def joined(self, x: Tensor, chain: Tensor) -> Tensor:
+    def rows_and_chains(self, x: Tensor, chain: Tensor) -> Tensor:
         """Data and chains, in the same memory at every step, because allocating it is slow."""
         self._rows = memory(self._rows, (len(x) + len(chain), x.shape[1]), x)
         return torch.cat([x, chain], out=self._rows)
@@ -157,7 +159,7 @@ class RBMGradient(ContrastGradient):
             assert self.centering is not None
             offsets = offsets.updated(x, h, share, self.centering.rate)
         penalty = self._penalty_gradient(x, h, share)
-        self._write(centered(gradient, offsets), penalty, offsets)
+        self._write(center_gradient(gradient, offsets), penalty, offsets)
         return offsets
 
     def _penalty_gradient(self, x: Tensor, h: Tensor, share: Tensor) -> Gradient | None:
@@ -175,13 +177,13 @@ class RBMGradient(ContrastGradient):
         `at` are the offsets of the statistics.
         """
         if penalty is not None:
-            for total, part in zip(gradient, centered(penalty, at), strict=True):
+            for total, part in zip(gradient, center_gradient(penalty, at), strict=True):
                 total += part
         if at is not None:
             assert self.centering is not None
             if self.centering.precondition:
                 columns = self.relative_variance(at.visible)
-                gradient = preconditioned(gradient, at, columns, self.centering.precondition)
+                gradient = precondition_gradient(gradient, at, columns, self.centering.precondition)
         weight, visible_bias, hidden_bias = self.energy.tensors
         weight.grad = gradient.weight.contiguous()  # L-BFGS flattens it
         visible_bias.grad = gradient.visible
@@ -196,7 +198,7 @@ def memory(kept: Tensor | None, shape: Sequence[int], like: Tensor) -> Tensor:
     return kept if same else like.new_empty(shape)
 
 
-def centered(gradient: Gradient, offsets: Offsets | None) -> Gradient:
+def center_gradient(gradient: Gradient, offsets: Offsets | None) -> Gradient:
     r"""Turn a plain gradient, in place, into that of the centred weights.
 
     :math:`\tilde G = G - g_c \mu^\top - \lambda g_b^\top`: what gradient descent on
@@ -217,15 +219,15 @@ def centered(gradient: Gradient, offsets: Offsets | None) -> Gradient:
     return gradient
 
 
-def signed_products(
+def sum_of_signed_products(
     sign: Tensor, rows: Tensor, h: Tensor, offsets: Offsets | None, out: Tensor | None = None
 ) -> Gradient:
     """Sum of signs (n,) times products of hidden means (n, H) and rows (n, d), both overwritten.
 
     The gradient of the weights is written to `out` (H, d), because allocating memory for it costs
     as much as the product if the weights are large. The signs sum to 0. With offsets the result is
-    centred as by :func:`centered`; centring the factors is cheaper than centring their products,
-    and avoids cancellation.
+    centred as by :func:`center_gradient`; centring the factors is cheaper than centring their
+    products, and avoids cancellation.
     """
     if offsets is None:
         visible, hidden = sign @ rows, sign @ h
@@ -238,7 +240,7 @@ def signed_products(
     return Gradient(torch.mm(left, rows, out=out), visible, hidden)
 
 
-def preconditioned(
+def precondition_gradient(
     gradient: Gradient, offsets: Offsets, variance: Tensor, power: float
 ) -> Gradient:
     r"""Divide a centred gradient by powers of the units' variances.

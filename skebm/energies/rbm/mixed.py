@@ -245,7 +245,7 @@ class MixedRBM(BipartiteEnergy):
         """
         if len(self.log_precision):
             return super().level_difference(x)  # which says why not
-        field, d, found = self.hidden_field(x), self.domain.n_columns, []
+        field, d, differences = self.hidden_field(x), self.domain.n_columns, []
         weight, here = self.weight.unbind(1), log_sum(field)
         for (first, width), is_bit in zip(
             discrete_columns(self.domain), are_bits(self.domain), strict=True
@@ -256,22 +256,22 @@ class MixedRBM(BipartiteEnergy):
             else:
                 rest = field - entries @ torch.stack(own)
                 moved = [rest + w for w in own]
-            found += [here - log_sum(one) for one in moved]
+            differences += [here - log_sum(one) for one in moved]
         linear = difference_of_levels(self.visible_bias[:d].expand_as(x), x, self.domain)
-        return torch.stack(found, 1) + linear + self._base_difference(x)
+        return torch.stack(differences, 1) + linear + self._base_difference(x)
 
     @torch.no_grad()
     def _base_difference(self, x: Tensor) -> Tensor:
         """log q(x) - log q(x after a change of one column), (n, d)."""
-        found = []
+        differences = []
         blocks = x.split([part.domain.n_columns for part in self.parts], 1)
         for part, block in zip(self.parts, blocks, strict=True):
             if isinstance(part, IndependentBernoulli | IndependentCategorical):
                 logits = part.logits.expand_as(block)
-                found.append(difference_of_levels(logits, block, part.domain))
+                differences.append(difference_of_levels(logits, block, part.domain))
             else:
-                found.append(-differences_of(part.log_prob, block, part.domain))
-        return torch.cat(found, 1)
+                differences.append(-differences_of(part.log_prob, block, part.domain))
+        return torch.cat(differences, 1)
 
     @torch.no_grad()
     def hold_within_limits(self) -> None:
@@ -495,12 +495,12 @@ class MixedGradient(RBMGradient):
         return self.energy.statistics(x)
 
     def relative_variance(self, mean: Tensor) -> Tensor:
-        found, factor = super().relative_variance(mean), self.energy.factor()
+        of_bits, factor = super().relative_variance(mean), self.energy.factor()
         if factor is None:
-            return found
+            return of_bits
         assert self.centering is not None
         own = 4 * factor.pow(1 / self.centering.precondition)
-        return torch.where(self.energy.is_real, own, found)
+        return torch.where(self.energy.is_real, own, of_bits)
 
     def contrast_of_rest(self, sign: Tensor, x: Tensor, h: Tensor) -> tuple[Tensor, ...] | None:
         """Contrasts of d log q_s(x) / ds, (n_real,), of t(x), (d,), and of hidden means, (H,).

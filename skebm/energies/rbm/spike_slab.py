@@ -112,23 +112,27 @@ class NormalRows(Conditional):
     @functools.cached_property
     def _half(self) -> Tensor:
         """C^-1 f with the Cholesky factor C, (n, d)."""
-        return _solved(self.factor, self.linear)
+        return _solve_triangular(self.factor, self.linear)
 
     @property
     def mean(self) -> Tensor:  # type: ignore[override]
         """Exact means, (n, d), the known entries as they are."""
-        return self._completed(self.frame.rows(_solved(self.factor, self._half, transposed=True)))
+        return self._condition_on_known(
+            self.frame.rows(_solve_triangular(self.factor, self._half, transposed=True))
+        )
 
     def sample(self, generator: torch.Generator) -> Tensor:
         """One draw for each row, the known entries as they are."""
         white = torch.empty_like(self._half).normal_(generator=generator).add_(self._half)
-        return self._completed(self.frame.rows(_solved(self.factor, white, transposed=True)))
+        return self._condition_on_known(
+            self.frame.rows(_solve_triangular(self.factor, white, transposed=True))
+        )
 
-    def _completed(self, x: Tensor) -> Tensor:
+    def _condition_on_known(self, x: Tensor) -> Tensor:
         """Rows without regard to what is known, moved by the regression on what they missed."""
         if self.known is None:
             return x
-        _, missed = self._missed(x)
+        _, missed = self._residual_terms(x)
         return self.known.apply(x + (self._covariance @ missed[..., None])[..., 0])
 
     @functools.cached_property
@@ -137,7 +141,7 @@ class NormalRows(Conditional):
         half = torch.linalg.solve_triangular(self.factor, self.frame.matrix().t(), upper=False)
         return half.mT @ half
 
-    def _missed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _residual_terms(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Known entries less those of x: log-density without constants, (n,), and their weights.
 
         The covariance of the known entries, with unit rows for the others, is factorised for each
@@ -148,10 +152,10 @@ class NormalRows(Conditional):
         difference = torch.where(self.known.mask, self.known.value - x, 0.0)
         blocks = self._covariance * mask[:, :, None] * mask[:, None, :]
         tril = cholesky(blocks + torch.diag_embed(1 - mask))
-        white = _solved(tril, difference)
+        white = _solve_triangular(tril, difference)
         log_det = tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         value = -white.square().sum(1) / 2 - log_det - mask.sum(1) * math.log(2 * math.pi) / 2
-        return value, _solved(tril, white, transposed=True)
+        return value, _solve_triangular(tril, white, transposed=True)
 
     @property
     def log_normaliser(self) -> Tensor:
@@ -165,7 +169,7 @@ class NormalRows(Conditional):
         if self.known is None:
             return value
         free = NormalRows(self.frame, self.factor, self.linear)
-        return value + self._missed(free.mean)[0]
+        return value + self._residual_terms(free.mean)[0]
 
 
 class SpikeSlabEnergy(BipartiteEnergy):
@@ -402,13 +406,13 @@ class SpikeSlabEnergy(BipartiteEnergy):
         if beta != 1.0:
             slab /= math.sqrt(beta)
         pulls = h * (slab + z + self.slab_mean)
-        return self._given_slabs(pulls, beta)
+        return self._rows_given_slabs(pulls, beta)
 
     def reconstruct(self, x: Tensor) -> Tensor:
         """Mean of rows given the means of spikes and slabs, (n, d)."""
-        return self._given_slabs(self.slabs(x), 1.0).mean
+        return self._rows_given_slabs(self.slabs(x), 1.0).mean
 
-    def _given_slabs(self, pulls: Tensor, beta: float) -> NormalRows:
+    def _rows_given_slabs(self, pulls: Tensor, beta: float) -> NormalRows:
         factor = self._factor() if beta == 1.0 else math.sqrt(beta) * self._factor()
         return NormalRows(self.frame, factor, self._linear(pulls, beta, None))
 
@@ -464,7 +468,9 @@ class SpikeSlabEnergy(BipartiteEnergy):
     def wider_base(self) -> WiderColumns:
         """A start of annealing that covers modes far from the base: ten times as wide."""
         log_precision = torch.full_like(self.log_precision, -2 * math.log(WIDER))
-        return WiderColumns([self.base.widened(WIDER**2)], {"log_precision": log_precision})
+        return WiderColumns(
+            [self.base.with_covariance_times(WIDER**2)], {"log_precision": log_precision}
+        )
 
     def padded(self, multiple: int = 16) -> SpikeSlabEnergy:
         """A copy with both layers filled up to a multiple by units that are never on.
@@ -585,7 +591,7 @@ def cholesky(matrix: Tensor) -> Tensor:
     return factor
 
 
-def _solved(tril: Tensor, rows: Tensor, *, transposed: bool = False) -> Tensor:
+def _solve_triangular(tril: Tensor, rows: Tensor, *, transposed: bool = False) -> Tensor:
     """C^-1 r or C^-T r of each row r (n, d), for a factor C (d, d), or one for each row."""
     tril = tril.mT if transposed else tril
     if tril.dim() == 2:

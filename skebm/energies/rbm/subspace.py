@@ -232,9 +232,9 @@ class SubspaceEnergy(BipartiteEnergy):
     def hidden(self, x: Tensor, beta: float = 1.0) -> GatedUnits:
         """p(h, s given x) at inverse temperature `beta`."""
         field = self.rbm.hidden_field(x)
-        return self.given_field(field if beta == 1.0 else beta * field, beta)
+        return self.units_given_field(field if beta == 1.0 else beta * field, beta)
 
-    def given_field(self, field: Tensor, beta: float = 1.0) -> GatedUnits:
+    def units_given_field(self, field: Tensor, beta: float = 1.0) -> GatedUnits:
         """p(h, s given x) of fields (n, H K) of the units that are at `beta` already."""
         field = self._by_gate(field)
         return GatedUnits(self._gate_logits(field, beta).sigmoid_(), field.sigmoid())
@@ -328,8 +328,8 @@ class SubspaceGradient(ContrastGradient):
         if self.centering is None:
             return None
         gate, u, _ = self._means(x)
-        found = self.of_rows.start_at(x, weight, u)
-        return Offsets(found.visible, torch.cat([found.hidden, means_of(weight, gate)[0]]))
+        offsets = self.of_rows.start_at(x, weight, u)
+        return Offsets(offsets.visible, torch.cat([offsets.hidden, means_of(weight, gate)[0]]))
 
     def _means(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Means of gates (n, H) and products (n, H K), and of the units of open gates (n, H, K)."""
@@ -357,14 +357,14 @@ class SubspaceGradient(ContrastGradient):
         generator: torch.Generator | None,
     ) -> tuple[Offsets | None, Tensor | None]:
         n, layer = len(x), None
-        rows = self.of_rows.joined(x, chain)
+        rows = self.of_rows.rows_and_chains(x, chain)
         gate, u, unit = self._means(rows)
         if generator is not None:
             layer = GatedUnits(gate[n:], unit[n:]).sample(generator)
         inner = self._of_products(offsets)
         inner = self.of_rows.write_means(rows, u, x, sign, share, inner)
         self.energy.gate_bias.grad = sign @ gate
-        return self._finished(inner, gate[:n], share, offsets), layer
+        return self._finish_gates(inner, gate[:n], share, offsets), layer
 
     def write_plain(
         self, gradient: Gradient, x: Tensor, h: Tensor, share: Tensor, offsets: Offsets | None
@@ -377,7 +377,7 @@ class SubspaceGradient(ContrastGradient):
         gate, unit = h[:, :n_gates], self.energy._by_gate(h[:, n_gates:])
         u = (unit - (1 - gate).unsqueeze(-1) / 2).flatten(1)  # without the coins of closed gates
         inner = self.of_rows.write_plain(gradient, x, u, share, self._of_products(offsets))
-        return self._finished(inner, gate, share, offsets)
+        return self._finish_gates(inner, gate, share, offsets)
 
     def _of_products(self, offsets: Offsets | None) -> Offsets | None:
         """Offsets of the visible units and the products alone."""
@@ -385,7 +385,7 @@ class SubspaceGradient(ContrastGradient):
             return None
         return Offsets(offsets.visible, offsets.hidden[: -self.energy.n_gates])
 
-    def _finished(
+    def _finish_gates(
         self, inner: Offsets | None, gate: Tensor, share: Tensor, before: Offsets | None
     ) -> Offsets | None:
         """Offsets with those of the gates, moved; their biases' gradient is preconditioned."""

@@ -245,10 +245,10 @@ class TemporalEnergy(Energy):
             assert self.state_hidden is not None
             visible = torch.addmm(visible, state, self.state_visible.t())
             hidden = torch.addmm(hidden, state, self.state_hidden.t())
-        moved = self._moved(visible)
+        moved = self._field_of_shift(visible)
         return Biases(visible, hidden if moved is None else hidden - moved)
 
-    def _moved(self, visible: Tensor) -> Tensor | None:
+    def _field_of_shift(self, visible: Tensor) -> Tensor | None:
         """W t of what the past adds to the means of real columns, (..., H); None without any."""
         real, factor = self.rbm.real_columns, self.rbm.factor()
         if factor is None:
@@ -265,15 +265,15 @@ class TemporalEnergy(Energy):
         factor = self.rbm.factor()
         if factor is None or all(getattr(part, "scale_tril", None) is None for part in parts):
             return visible
-        found, first = [], 0
+        shifts, first = [], 0
         own_factor = factor[self.rbm.real_columns]
         for part in parts:
             at = slice(first, first + n_real(part))
             own, first = visible[..., at], at.stop
             if getattr(part, "scale_tril", None) is not None:
                 own = (own * own_factor[at]) @ part.scale_tril @ part.scale_tril.t()
-            found.append(own)
-        return torch.cat(found, -1)
+            shifts.append(own)
+        return torch.cat(shifts, -1)
 
     def given(self, lags: Tensor, state: Tensor | None = None) -> RowwiseRBM:
         """The RBM of n frames given their past: see :meth:`biases`."""
@@ -290,9 +290,9 @@ class TemporalEnergy(Energy):
 
     def no_frames(self, n: int) -> Tensor:
         """Lags of n first frames, (n, K (d + 1)): all of them are missing."""
-        found = self.weight.new_zeros(n, self.order, self.n_entries)
-        found[..., -1] = 1.0
-        return found.flatten(1)
+        lags = self.weight.new_zeros(n, self.order, self.n_entries)
+        lags[..., -1] = 1.0
+        return lags.flatten(1)
 
     def start_state(self, n: int) -> Tensor | None:
         """r_0 of n sequences, (n, H); None without recurrent units."""
@@ -347,8 +347,8 @@ class TemporalEnergy(Energy):
     def _of_lags(self, frames: Tensor) -> tuple[Tensor, Tensor]:
         """What lags add to the biases of frames from number K on, (n, L - K, d or H)."""
         lags = self._lags(frames)
-        found = self.biases(lags.reshape(lags.shape[0] * lags.shape[1], lags.shape[2]))
-        return tuple(part.view(*lags.shape[:2], -1) for part in found)  # type: ignore[return-value]
+        biases = self.biases(lags.reshape(lags.shape[0] * lags.shape[1], lags.shape[2]))
+        return tuple(part.view(*lags.shape[:2], -1) for part in biases)  # type: ignore[return-value]
 
     def _recur(
         self, x: Tensor, missing: Tensor, visible: Tensor, hidden: Tensor, state: Tensor | None
@@ -361,7 +361,7 @@ class TemporalEnergy(Energy):
         start = self.start_state(n)
         assert start is not None
         r, weight = start if state is None else state, self.state_hidden.t()
-        moved = self._moved(self.state_visible.t())  # by each recurrent unit
+        moved = self._field_of_shift(self.state_visible.t())  # by each recurrent unit
         weight = weight if moved is None else weight - moved
         before, added = [], []
         for t in range(length):

@@ -147,29 +147,29 @@ class CouplingDisplay:
             raise ValueError(f"threshold must be a non-negative number, got {threshold!r}.")
         if n_edges is not None:
             whole_number("n_edges", n_edges, 0)
-        found = _couplings_of(estimator)
-        columns, single = found.columns, np.bincount(found.columns) == 1
-        first, second = np.triu_indices(len(found.strengths), 1)
-        strengths = found.strengths[first, second]
+        coupled = _couplings_of(estimator)
+        columns, single = coupled.columns, np.bincount(coupled.columns) == 1
+        first, second = np.triu_indices(len(coupled.strengths), 1)
+        strengths = coupled.strengths[first, second]
         order = np.argsort(-strengths, kind="stable")
         order = order[(strengths[order] > 0) & (strengths[order] >= threshold)][:n_edges]
         edges = np.column_stack([first[order], second[order]])
         entry = np.searchsorted(columns, edges)  # the first entry of each column
-        signs = np.sign(found.values[entry[:, 0], entry[:, 1]]).astype(int)
-        shown = np.zeros(found.strengths.shape, dtype=bool)
+        signs = np.sign(coupled.values[entry[:, 0], entry[:, 1]]).astype(int)
+        shown = np.zeros(coupled.strengths.shape, dtype=bool)
         shown[edges[:, 0], edges[:, 1]] = shown[edges[:, 1], edges[:, 0]] = True
         return cls(
-            couplings=np.where(shown[columns[:, None], columns], found.values, 0.0),
+            couplings=np.where(shown[columns[:, None], columns], coupled.values, 0.0),
             entry_names=[
-                name if level is None else f"{name}={level}" for name, level in found.entries
+                name if level is None else f"{name}={level}" for name, level in coupled.entries
             ],
             entry_columns=columns,
-            column_names=[found.entries[k][0] for k in np.unique(columns, return_index=True)[1]],
+            column_names=[coupled.entries[k][0] for k in np.unique(columns, return_index=True)[1]],
             edges=edges,
             strengths=strengths[order],
             signs=np.where(single[edges].all(1), signs, 0),
             n_pairs=int((strengths > 0).sum()),
-            unit=found.unit,
+            unit=coupled.unit,
         )
 
     def plot(self, kind: str = "matrix", *, layout: Any = None, ax: Any = None) -> CouplingDisplay:

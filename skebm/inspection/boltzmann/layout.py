@@ -51,13 +51,13 @@ def spring(n_nodes: int, edges: np.ndarray) -> np.ndarray:
         pull = weight * distance / np.maximum(length, 1e-9)
         x = inverse @ ((np.diag(pull.sum(1)) - pull) @ x)
     x = x - (x.max(0) + x.min(0)) / 2
-    found: np.ndarray = x / np.linalg.norm(x, axis=1).max()
-    return found
+    positions: np.ndarray = x / np.linalg.norm(x, axis=1).max()
+    return positions
 
 
 def _path_lengths(n_nodes: int, edges: np.ndarray) -> np.ndarray:
     """Number of edges of the shortest path between any two nodes; infinite if there is none."""
     i, j = edges.astype(np.int32).T  # SciPy 1.11 takes no others
     graph = coo_array((np.ones(len(edges)), (i, j)), (n_nodes, n_nodes))
-    found: np.ndarray = shortest_path(graph.tocsr(), directed=False, unweighted=True)
-    return found
+    lengths: np.ndarray = shortest_path(graph.tocsr(), directed=False, unweighted=True)
+    return lengths

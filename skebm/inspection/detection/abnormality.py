@@ -57,7 +57,7 @@ def threshold_of(estimator: Any, X: Any, values: np.ndarray) -> float | None:
     return middle if np.ptp(shift) <= rounding else None
 
 
-def flagged(estimator: Any, X: Any) -> np.ndarray | None:
+def outlier_mask(estimator: Any, X: Any) -> np.ndarray | None:
     """Rows that `predict` calls outliers; None where the estimator is no outlier detector."""
     if not (_is_outlier_detector(estimator) and hasattr(estimator, "predict")):
         return None

@@ -19,8 +19,6 @@ MAX_LEVELS = 300
 # Tail probability at which the range of counts is truncated.
 TINY = 1e-10
 BISECTIONS = 16
-# Product of the lengths above which a convolution uses the Fourier transform.
-MAX_DIRECT = 250_000
 
 
 class Band(NamedTuple):
@@ -30,7 +28,7 @@ class Band(NamedTuple):
     upper: np.ndarray
 
 
-def chosen_levels(n: int) -> np.ndarray:
+def levels_up_to(n: int) -> np.ndarray:
     """Integers from 1 to n, all or a selection that is dense near 1."""
     if n <= MAX_LEVELS:
         return np.arange(1, n + 1)
@@ -95,9 +93,11 @@ class CountDistribution:
     def coverage(self, band: Band) -> float:
         """Probability that all counts are jointly inside the band."""
         start, inside = 0, np.ones(1)  # probabilities of the counts start, start + 1, ...
+        # Product of the lengths above which a convolution uses the Fourier transform.
+        max_direct = 250_000
         for increment, low, high in zip(self.increments, band.lower, band.upper, strict=True):
             increment = increment[: high - start + 1]
-            direct = len(inside) * len(increment) <= MAX_DIRECT
+            direct = len(inside) * len(increment) <= max_direct
             total = np.convolve(inside, increment) if direct else fftconvolve(inside, increment)
             inside, start = total[low - start : high - start + 1].clip(min=0), low
         rest = self.m - start - np.arange(len(inside))

@@ -20,8 +20,6 @@ TAIL = 0.25
 # The axis extends beyond nine tenths of the normal rows by at most REACH times their range, if at
 # least the share WITHIN of the other rows is drawn.
 REACH, WITHIN = 10.0, 0.5
-# The highest bar leaves room for the legend above it.
-HEADROOM = 1.45
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -173,7 +171,9 @@ class EnergyHistogramDisplay:
             top = 1.06 * highest
             style = {"color": "black", "linestyle": "--", "linewidth": 1.2}
             ax.plot([self.threshold] * 2, [0, top], label="threshold", **style)
-        ax.set(xlim=(low, high), ylim=(0, HEADROOM * highest), xlabel=self.energy_name)
+        # The highest bar leaves room for the legend above it.
+        headroom = 1.45
+        ax.set(xlim=(low, high), ylim=(0, headroom * highest), xlabel=self.energy_name)
         ax.set_ylabel("share of rows")
         ax.spines[["top", "right"]].set_visible(False)
         self._count_beyond()
@@ -227,12 +227,12 @@ class EnergyHistogramDisplay:
         """Write above either end how many rows lie beyond it."""
         for side, place, sign in ((0, "left", "◀ {}"), (1, "right", "{} ▶")):
             counts = [(name, number[side]) for name, number in self.beyond_.items()]
-            found = ", ".join(f"{number} {name}" for name, number in counts if number)
-            if found:
+            numbers = ", ".join(f"{number} {name}" for name, number in counts if number)
+            if numbers:
                 self.ax_.text(
                     side,
                     1.01,
-                    sign.format(found),
+                    sign.format(numbers),
                     transform=self.ax_.transAxes,
                     ha=place,
                     va="bottom",

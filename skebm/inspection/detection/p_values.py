@@ -12,7 +12,7 @@ from skebm._validation import check_is_fitted, n_rows
 from skebm.base.sampler import whole_number
 from skebm.estimators.outlier.thresholds import p_value_bound
 from skebm.inspection._drawing import NAVY, ORANGE, axes_of
-from skebm.inspection.detection.band import chance_band, chosen_levels
+from skebm.inspection.detection.band import chance_band, levels_up_to
 
 SIZE = (5.4, 4.6)  # inches
 SMALL = 9  # points
@@ -191,7 +191,7 @@ class PValueDisplay:
         if alarm_level is not None:
             _check_share("alarm_level", alarm_level)
         p, n = _check_p_values(p_values, n_calibration), n_calibration
-        k = chosen_levels(n)
+        k = levels_up_to(n)
         lower = upper = bound = None
         if n_folds > 1:
             bound = p_value_bound(k, n, n_folds)

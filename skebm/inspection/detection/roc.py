@@ -12,7 +12,7 @@ from sklearn.utils import check_consistent_length
 
 from skebm._validation import n_rows
 from skebm.inspection._drawing import NAVY, ORANGE, axes_of
-from skebm.inspection.detection.abnormality import abnormality, finite_ranks, flagged
+from skebm.inspection.detection.abnormality import abnormality, finite_ranks, outlier_mask
 from skebm.metrics import Estimate, roc_auc_bootstrap
 from skebm.metrics._checks import in_short, labels_of
 
@@ -152,7 +152,7 @@ class DetectorROCDisplay:
             auroc = roc_auc_bootstrap(
                 anomaly, rank, n_bootstraps=n_bootstraps, pos_label=True, random_state=random_state
             )
-            point, outlier = None, flagged(estimator, X)
+            point, outlier = None, outlier_mask(estimator, X)
             if outlier is not None:
                 point = float(outlier[~anomaly].mean()), float(outlier[anomaly].mean())
             curves[str(name)] = ROCCurve(false_rate, true_rate, auroc, point)

@@ -32,7 +32,7 @@ from skebm.objectives.contrastive.negative_phase import (
     ContrastiveState,
     NegativePhase,
     over_ranks,
-    packed,
+    pack_state,
 )
 from skebm.objectives.contrastive.refinement import Refinement
 from skebm.objectives.local import pseudo_log_likelihood
@@ -261,7 +261,7 @@ class ContrastiveDivergence(Objective):
         if own is None:
             loss = super().gradients(batch, state, generator)
         else:
-            loss = self._written(own, batch, state, generator)
+            loss = self._write_gradient(own, batch, state, generator)
         if self.clip_norm is not None:
             reduce_gradients(loss.value)
             torch.nn.utils.clip_grad_norm_(self.parameters(), self.clip_norm)
@@ -290,7 +290,7 @@ class ContrastiveDivergence(Objective):
             return None
         return FusedPCD(energy, state, self.centering, n_batches, generator)
 
-    def _written(
+    def _write_gradient(
         self,
         own: ContrastGradient,
         batch: Batch,
@@ -382,7 +382,7 @@ class ContrastiveDivergence(Objective):
             return self._log_partition_monitor.log_partition(self.energy, None)
         rows = state.chain.x
         if state.walkers is not None:
-            rows = rows[state.walkers.drawn(generator)]
+            rows = rows[state.walkers.resampled_indices(generator)]
         return self._log_partition_monitor.log_partition(self.energy, rows)
 
     @torch.no_grad()
@@ -396,7 +396,7 @@ class ContrastiveDivergence(Objective):
         energy = self.energy
         with sampling(energy):
             if self._has_finite_layers:
-                return self._held_out_in_layers(batch, state)
+                return self._validation_loss_in_layers(batch, state)
             n_copies = N_COPIES if self._adds_noise else 1
             copies = [self._noisy(batch.x, state.n_batches, generator) for _ in range(n_copies)]
             f = torch.stack([energy.correction(x) for x in copies]).mean(0)
@@ -407,7 +407,7 @@ class ContrastiveDivergence(Objective):
                 return data.new_zeros(())
             return data - energy.correction(state.chain.x).mean()
 
-    def _held_out_in_layers(self, batch: Batch, state: ContrastiveState | None) -> Tensor:
+    def _validation_loss_in_layers(self, batch: Batch, state: ContrastiveState | None) -> Tensor:
         if state is None or state.walkers is None:
             return -weighted_mean(pseudo_log_likelihood(self.energy, batch.x), batch.weight)
         assert state.chain is not None
@@ -463,7 +463,7 @@ class ContrastiveDivergence(Objective):
 
     def pack(self, state: ContrastiveState | None) -> dict[str, Tensor | None]:
         """Pool, chains with the sampler's auxiliary state, weights, offsets and counters."""
-        return {} if state is None else packed(state)
+        return {} if state is None else pack_state(state)
 
     def unpack(self, packed: dict[str, Tensor | None]) -> ContrastiveState | None:
         """Rebuild the state; None, to start anew, if it does not belong to this objective."""

@@ -17,10 +17,6 @@ from skebm.energies import BernoulliRBM
 from skebm.energies.rbm.gradient import LEAST_VARIANCE
 from skebm.objectives.contrastive.negative_phase import ContrastiveState
 
-# Random numbers that are drawn at once.
-N_RANDOM = 2**16
-
-
 # Each layer begins at a multiple of so many numbers and fills up to one: matrix products and
 # logistic functions are then up to 1.5 times as fast.
 ALIGNMENT = 16
@@ -89,7 +85,9 @@ class Uniforms:
 
     def __init__(self, like: Tensor, n_hidden: int, n_steps: int, generator: torch.Generator):
         (m, d), self.generator, self.n_left = like.shape, generator, 0
-        size = max(1, min(n_steps, N_RANDOM // (m * (d + n_hidden))))
+        # Random numbers that are drawn at once.
+        n_random = 2**16
+        size = max(1, min(n_steps, n_random // (m * (d + n_hidden))))
         self._logistic, self._uniform = (
             like.new_empty(size, m, d),
             like.new_empty(size, m, n_hidden),
@@ -151,15 +149,15 @@ class FusedPCD:
         x = state.chain.x
         (n_hidden, d), self.n_chains = energy.weight.shape, len(x)
         self.n_hidden, self.n_visible = n_hidden, d
-        self.hidden_at = _aligned(d + 2)
-        self.parameters = x.new_zeros(1 + n_hidden, _aligned(d + 1))[:, : d + 1]
+        self.hidden_at = _round_up(d + 2)
+        self.parameters = x.new_zeros(1 + n_hidden, _round_up(d + 1))[:, : d + 1]
         self.weight, self.to_visible = self.parameters[1:, :d], self.parameters[:, :d]
         self.visible_bias, self.hidden_bias = self.parameters[0, :d], self.parameters[1:, d]
         self.to_hidden, self.bias = self.weight.t(), x.new_empty(n_hidden)
         self.layer = x.new_ones(self.n_chains, 1 + n_hidden)  # drawn given the chains
         self.bits, self.field = self.layer[:, 1:], torch.empty_like(x)
         self.threshold, self.random = self.field, Uniforms(x, n_hidden, n_batches, generator)
-        self._memory = x.new_zeros(0, self.hidden_at + _aligned(n_hidden))
+        self._memory = x.new_zeros(0, self.hidden_at + _round_up(n_hidden))
         self._views: dict[int, Views] = {}
         self.offsets: Tensor | None = None
         if centering is not None:
@@ -197,7 +195,7 @@ class FusedPCD:
 
     def __call__(self, batch: Batch) -> None:
         """Move the chains, then the parameters."""
-        views = self._views.get(batch.x.shape[0]) or self._viewed(batch.x.shape[0])
+        views = self._views.get(batch.x.shape[0]) or self._views_of(batch.x.shape[0])
         if batch.weight is not None:
             self._weigh(views, batch.weight)
         self.threshold, u = self.random.draw()
@@ -233,7 +231,7 @@ class FusedPCD:
         views.sign[m:] = weight * (self.rate / n)
         views.sign[:m] = weight.mean() * (-self.rate / m)
 
-    def _viewed(self, n: int) -> Views:
+    def _views_of(self, n: int) -> Views:
         """Views for batches of n rows, into memory that grows to the largest batch."""
         m, d, total = self.n_chains, self.n_visible, self.n_chains + n
         if total > len(self._memory):
@@ -286,5 +284,5 @@ class FusedPCD:
         return self.state
 
 
-def _aligned(n: int) -> int:
+def _round_up(n: int) -> int:
     return -(-n // ALIGNMENT) * ALIGNMENT

@@ -225,7 +225,7 @@ class ClampedDivergence(Objective):
         """Rows that chains from x arrive at, and the state with the adapted step size."""
         energy: Any = given
         sampler = MALA(state.step_size)
-        moved = sampler.init(energy, chosen_by_importance(given, x, self.n_draws, generator))
+        moved = sampler.init(energy, draw_by_importance(given, x, self.n_draws, generator))
         accepted = 0.0
         for _ in range(self.n_steps):
             moved, info = sampler.step(energy, moved, generator)
@@ -288,7 +288,7 @@ class ClampedDivergence(Objective):
         return None if step is None else ClampedState(float(step))
 
 
-def chosen_by_importance(
+def draw_by_importance(
     given: RowwiseEnergy, x: Tensor, n_draws: int, generator: torch.Generator
 ) -> Tensor:
     """For each row, the row itself or one of several draws of its base, by importance weights.

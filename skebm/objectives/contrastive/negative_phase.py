@@ -27,9 +27,6 @@ from skebm.samplers import AnnealedLangevin, ChainPolicy, FromData, Gibbs, Persi
 from skebm.samplers._adaptation import Adaptation, DenseScale, StepSettings
 from skebm.samplers._moves import accepts, by_row
 
-# Batches per adaptation step of an adaptive sampler, as one costs as much as a step of a small
-# network.
-ADAPT_EVERY = 4
 # Adaptation steps before training.
 WARM_UP = 50
 # Draws of the base per chain, from which new chains are resampled after a divergence.
@@ -157,7 +154,7 @@ class NegativePhase:
     def kernel(self, halvings: int) -> Sampler:
         """The sampler with its step size halved `halvings` times, at the same temperature."""
         if halvings not in self._kernels:
-            self._kernels[halvings] = halved(self.sampler, halvings)
+            self._kernels[halvings] = halve_step_size(self.sampler, halvings)
         return self._kernels[halvings]
 
     # ---------------------------------------------------------------- start
@@ -175,7 +172,7 @@ class NegativePhase:
             pool = _resample_base(energy, pool, generator)
         kernel, walkers = self.kernel(halvings), None
         if not self.persistent:
-            chain = _adapted(kernel, energy, x, generator) if kernel.adapts else None
+            chain = _warm_up(kernel, energy, x, generator) if kernel.adapts else None
             return ContrastiveState(pool, chain, halvings=halvings)
         if self.reweight:
             initial = self.chains.initial
@@ -183,7 +180,7 @@ class NegativePhase:
         else:
             chain = kernel.init(energy, pool)
         if kernel.adapts:
-            aux = _adapted(kernel, energy, chain.x, generator).aux
+            aux = _warm_up(kernel, energy, chain.x, generator).aux
             chain = kernel.refresh(energy, chain._replace(aux=aux))
         return ContrastiveState(None, chain, walkers, halvings=halvings)
 
@@ -206,7 +203,7 @@ class NegativePhase:
                 chain = kernel.refresh(energy, chain)
                 chain, walkers = walkers.follow(energy, chain, generator)
             if self.n_independence_steps:
-                chain = self._proposed(energy, chain, generator)
+                chain = self._propose(energy, chain, generator)
             chain = kernel.refresh(energy, chain)  # the parameters have moved
         else:
             rows, place = self._rows(energy, pool, x, generator)
@@ -215,9 +212,9 @@ class NegativePhase:
                 chain = chain._replace(aux=adapted.aux)
             if not self.weighs_equally:
                 share = weight
-        chain, accepted = walked(kernel, energy, chain, self.n_steps, generator, n_batches)
+        chain, accepted = run_chains(kernel, energy, chain, self.n_steps, generator, n_batches)
         if walkers is not None:
-            walkers = walkers.moved(energy, chain)
+            walkers = walkers.after_move(energy, chain)
         if place is not None:
             pool = self.chains.keep(pool, place, chain.x)
         return ContrastiveState(
@@ -232,12 +229,10 @@ class NegativePhase:
         if self._draws_bits:
             rows = torch.bernoulli(rows, generator=generator)
         if self.n_independence_steps:
-            rows = self._proposed(energy, ChainState(rows), generator).x
+            rows = self._propose(energy, ChainState(rows), generator).x
         return rows, place
 
-    def _proposed(
-        self, energy: Energy, chain: ChainState, generator: torch.Generator
-    ) -> ChainState:
+    def _propose(self, energy: Energy, chain: ChainState, generator: torch.Generator) -> ChainState:
         """Chains after independence Metropolis-Hastings steps with draws of the base as proposals.
 
         They can move between modes that local steps do not connect, and are accepted the more
@@ -331,7 +326,7 @@ class NegativePhase:
             return None
         n_batches, halvings, acceptance = counts.tolist()
         kept = [part for name, part in packed.items() if name.startswith("aux_")]
-        chain = None if rows is None else self._resumed(energy, rows, kept, int(halvings))
+        chain = None if rows is None else self._resume(energy, rows, kept, int(halvings))
         parts: Any = [packed.get(name) for name in ("log_weight", "log_z", "chain_energy")]
         centres: Any = [packed.get(name) for name in ("visible_offset", "hidden_offset")]
         return ContrastiveState(
@@ -345,7 +340,7 @@ class NegativePhase:
             None if centres[0] is None else Offsets(*centres),
         )
 
-    def _resumed(self, energy: Energy, x: Tensor, kept: list[Any], halvings: int) -> ChainState:
+    def _resume(self, energy: Energy, x: Tensor, kept: list[Any], halvings: int) -> ChainState:
         """Chains at x with the stored auxiliary state, if it fits this sampler."""
         kernel = self.kernel(halvings)
         with torch.no_grad(), sampling(energy):
@@ -364,7 +359,7 @@ class NegativePhase:
             return kernel.refresh(energy, fresh._replace(aux=aux))  # replicas are at other rows
 
 
-def packed(state: ContrastiveState) -> dict[str, Tensor | None]:
+def pack_state(state: ContrastiveState) -> dict[str, Tensor | None]:
     """State as named tensors."""
     chain, walkers, offsets = state.chain, state.walkers, state.offsets
     counts = [state.n_batches, state.halvings, float(state.acceptance)]
@@ -411,14 +406,14 @@ def _chains_over_ranks(
     if isinstance(part, StepSettings | DenseScale | Adaptation):  # of all chains together
         rows = mean
     if isinstance(part, tuple):
-        found = [_chains_over_ranks(one, x, rows, mean) for one in part]
-        return type(part)(*found) if hasattr(part, "_fields") else tuple(found)
+        parts = [_chains_over_ranks(one, x, rows, mean) for one in part]
+        return type(part)(*parts) if hasattr(part, "_fields") else tuple(parts)
     if isinstance(part, Tensor) and part.dim() == x.dim() and len(part) == len(x):
         return rows(part)
     return mean(part)
 
 
-def halved(sampler: Sampler, times: int) -> Sampler:
+def halve_step_size(sampler: Sampler, times: int) -> Sampler:
     """The sampler with its step size halved `times` times and its noise scaled to match."""
     powers = {"step_size": 1.0, "noise_scale": 0.5}
     changed = {}
@@ -429,7 +424,7 @@ def halved(sampler: Sampler, times: int) -> Sampler:
     return clone(sampler).set_params(**changed)
 
 
-def walked(
+def run_chains(
     kernel: Sampler,
     energy: Energy,
     chain: ChainState,
@@ -442,7 +437,10 @@ def walked(
     An adaptive sampler adapts in the first step of every fourth batch and keeps its settings in
     all others: an adaptation step costs as much as a step of a small network.
     """
-    step, n_adapting = kernel.step, int(n_batches % ADAPT_EVERY == 0)
+    # Batches per adaptation step of an adaptive sampler, as one costs as much as a step of a small
+    # network.
+    adapt_every = 4
+    step, n_adapting = kernel.step, int(n_batches % adapt_every == 0)
     adapting: StepSettings | None = None
     accepted: Any = 0.0
     for number in range(n_steps):
@@ -455,7 +453,7 @@ def walked(
     return chain, accepted / n_steps
 
 
-def _adapted(kernel: Sampler, energy: Energy, x: Tensor, generator: torch.Generator) -> ChainState:
+def _warm_up(kernel: Sampler, energy: Energy, x: Tensor, generator: torch.Generator) -> ChainState:
     """Chains with a warmed-up step size, so that training does not start with the first guesses."""
     chain = kernel.init(energy, x)
     for _ in range(WARM_UP):

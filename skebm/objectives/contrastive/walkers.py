@@ -77,7 +77,7 @@ class Walkers(NamedTuple):
             bridge = at(k / START_STEPS)
             chain, walkers = walkers.follow(bridge, sampler.refresh(bridge, chain), generator)
             chain, _ = sampler.step(bridge, chain, generator)
-            walkers = walkers.moved(bridge, chain)
+            walkers = walkers.after_move(bridge, chain)
         return sampler.refresh(energy, chain), walkers
 
     @property
@@ -106,7 +106,7 @@ class Walkers(NamedTuple):
         level = _energies(energy, chain)
         weighted = self._replace(log_weight=self.log_weight + self.energy - level, energy=level)
         log_w, resample, n = weighted.log_weight, weighted.degenerate, len(level)
-        pick = weighted.drawn(generator)
+        pick = weighted.resampled_indices(generator)
         pick = torch.where(resample, pick, torch.arange(n, device=pick.device))
         collected = torch.where(resample, log_w.logsumexp(0) - math.log(n), 0.0)
         walkers = Walkers(torch.where(resample, 0.0, log_w), self.log_z + collected, level[pick])
@@ -115,14 +115,14 @@ class Walkers(NamedTuple):
         aux = chain.aux if isinstance(chain.aux, StepSettings) else None
         return ChainState(chain.x[pick], value, grad, aux), walkers
 
-    def drawn(self, generator: torch.Generator) -> Tensor:
+    def resampled_indices(self, generator: torch.Generator) -> Tensor:
         """Indices of chains drawn by their weights with systematic resampling, (n_chains,)."""
         share, n = self.share, len(self.log_weight)
         u = torch.rand((), generator=generator, dtype=share.dtype, device=share.device)
         comb = (torch.arange(n, dtype=share.dtype, device=share.device) + u) / n
         return torch.searchsorted(share.cumsum(0), comb).clamp_(max=n - 1)
 
-    def moved(self, energy: Energy, chain: ChainState) -> Walkers:
+    def after_move(self, energy: Energy, chain: ChainState) -> Walkers:
         """The same weights after the kernel has moved the chains."""
         return self._replace(energy=_energies(energy, chain))
 

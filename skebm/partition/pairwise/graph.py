@@ -87,13 +87,13 @@ def pairwise_graph(energy: Energy) -> PairwiseGraph:
 
 def _graph(energy: Any) -> PairwiseGraph:
     if isinstance(energy, Tilted):
-        graph = _scaled(_graph(energy.energy), energy.beta)
+        graph = _graph_at_temperature(_graph(energy.energy), energy.beta)
         fields = graph.fields.copy()
         fields[: len(energy.field)] += _array(energy.field)
         return replace(graph, fields=fields)
     if isinstance(energy, TemperedCorrection):
         model = energy.energy
-        return _with_base(_scaled(_graph_of_rbm(model), energy.beta), model.structure)
+        return _with_base(_graph_at_temperature(_graph_of_rbm(model), energy.beta), model.structure)
     if isinstance(energy, BernoulliRBM):
         return _with_base(_graph_of_rbm(energy), energy.structure)
     return graph_of(energy)
@@ -131,7 +131,7 @@ def _with_base(graph: PairwiseGraph, base: Distribution | None) -> PairwiseGraph
     )
 
 
-def _scaled(graph: PairwiseGraph, beta: float) -> PairwiseGraph:
+def _graph_at_temperature(graph: PairwiseGraph, beta: float) -> PairwiseGraph:
     """The distribution at an inverse temperature."""
     if beta == 0:
         no_edges = np.zeros((2, 0), dtype=np.int64)
