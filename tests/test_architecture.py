@@ -210,10 +210,14 @@ def repeated_class_names(sources):
     ]
 
 
-def is_method(function):
-    """Whether a function takes an estimator as `self`: classes name it among their methods."""
-    arguments = function.args.posonlyargs + function.args.args
-    return bool(arguments) and arguments[0].arg == "self"
+def methods_outside_of_classes(sources):
+    """Functions of a module that take `self`, of which help() does not say whose they are."""
+    return [
+        f"{path}:{node.lineno} {node.name} takes self: write it in a class, or in a mixin"
+        for path, source in sources.items()
+        for node in parsed(source).body
+        if isinstance(node, FUNCTIONS) and [arg.arg for arg in node.args.args[:1]] == ["self"]
+    ]
 
 
 def repeated_function_names(sources):
@@ -221,7 +225,7 @@ def repeated_function_names(sources):
     places = {}
     for path, source in sources.items():
         for node in parsed(source).body:
-            if isinstance(node, FUNCTIONS) and not (node.name.startswith("_") or is_method(node)):
+            if isinstance(node, FUNCTIONS) and not node.name.startswith("_"):
                 places.setdefault(node.name, {}).setdefault(path, node.lineno)
     return [
         f"{name} is defined at {' and '.join(f'{path}:{line}' for path, line in found.items())}: "
@@ -279,6 +283,10 @@ def test_class_names_are_unique(package):
 
 def test_function_names_are_unique(package):
     assert repeated_function_names(package) == []
+
+
+def test_methods_stand_in_classes(package):
+    assert methods_outside_of_classes(package) == []
 
 
 # ------------------------------------------------------------------------------
@@ -386,10 +394,19 @@ def test_a_repeated_class_name_is_caught():
 def test_a_repeated_function_name_is_caught():
     house = {
         "samplers/gibbs.py": "def sweep(x): ...\nclass Gibbs:\n    def draw(self): ...",
-        "estimators/rbm/methods.py": "def sample(self): ...\ndef _draw(x): ...",
-        "estimators/neural/methods.py": "def sample(self): ...\ndef _draw(x): ...",
+        "estimators/rbm/drawing.py": "def sample(energy): ...\ndef _draw(x): ...",
+        "estimators/neural/model.py": "class Mixin:\n    def sample(self): ...\ndef _draw(x): ...",
         "partition/exact.py": "def draw(x):\n    def sweep(): ...",
     }
     assert repeated_function_names(house) == []
     (violation,) = repeated_function_names(house | {"base/domains.py": "async def sweep(): ..."})
     assert violation.startswith("sweep is defined at samplers/gibbs.py:1 and base/domains.py:1")
+
+
+def test_a_method_outside_of_a_class_is_caught():
+    house = {
+        "estimators/model.py": "class Mixin:\n    def sample(self): ...\ndef draw(energy): ..."
+    }
+    assert methods_outside_of_classes(house) == []
+    (violation,) = methods_outside_of_classes(house | {"methods.py": "def sample(self): ..."})
+    assert violation.startswith("methods.py:1 sample takes self")

@@ -302,7 +302,7 @@ def raises_interrupt(fit: Callable[..., Any]) -> Callable[..., Any]:
     return raising
 
 
-def check_settings(estimator: Any) -> None:
+def check_settings(estimator: BaseEstimator) -> None:
     """Validate the parameters of parameters, such as ``optimizer__averaging``, before any work.
 
     Raises `ValueError` that names the object and its parameter.
@@ -313,12 +313,12 @@ def check_settings(estimator: Any) -> None:
             check_settings(value)
 
 
-def assign_parameters(estimator: Any, given: dict[str, Any]) -> None:
+def assign_parameters(estimator: BaseEstimator, given: dict[str, Any]) -> None:
     """Keep the arguments of a constructor, all of which ``locals()`` holds there, as attributes."""
     vars(estimator).update((name, value) for name, value in given.items() if name != "self")
 
 
-def set_nested_params(estimator: Any, params: dict[str, Any]) -> None:
+def set_nested_params(estimator: BaseEstimator, params: dict[str, Any]) -> None:
     """Create the objects for ``<object>__<name>`` if the parameter is None or a string.
 
     Raises `ValueError` for a parameter that takes no object.
@@ -340,7 +340,9 @@ def set_nested_params(estimator: Any, params: dict[str, Any]) -> None:
         setattr(estimator, owner, made)
 
 
-def set_by_name(estimator: Any, params: dict[str, Any], set_params: Callable[..., Any]) -> None:
+def set_by_name(
+    estimator: BaseEstimator, params: dict[str, Any], set_params: Callable[..., Any]
+) -> None:
     """Set parameters by ``set_params(**params)``, those of objects after the objects.
 
     Objects for ``<object>__<name>`` are created as by `set_nested_params`.
@@ -351,7 +353,7 @@ def set_by_name(estimator: Any, params: dict[str, Any], set_params: Callable[...
     set_params(**nested)
 
 
-def asked_for(estimator: Any) -> dict[str, Any]:
+def asked_for(estimator: BaseEstimator) -> dict[str, Any]:
     """Parameters of an estimator that are not the defaults of its constructor.
 
     Those of an `objective` that is an object are among them, as ``objective__<name>``.
@@ -724,7 +726,7 @@ def _of_positive_weight(
 
 
 def validate_coded(
-    estimator: Any,
+    estimator: BaseEBM,
     X: Any,
     plain: Callable[..., Any],
     learn: Callable[[Any, Any], Any],
@@ -764,7 +766,7 @@ def validate_coded(
     return found
 
 
-def named_of(estimator: Any) -> dict[str, Any]:
+def named_of(estimator: BaseEBM) -> dict[str, Any]:
     """Columns, classes and levels that an estimator knows by name, by what they are."""
     known, coding = vars(estimator), vars(estimator).get("_coding")
     levels = None if coding is None else {j: list(levels) for j, levels in coding.levels.items()}

@@ -11,13 +11,13 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 
 from skebm._validation import as_numbers, check_labels, fit_context, warn
-from skebm.estimators.base import PartitionMixin, atomic, raises_interrupt
+from skebm.estimators.base import BaseEBM, PartitionMixin, atomic, raises_interrupt
 from skebm.objectives.joint import UNKNOWN
 from skebm.training.rows import Rows
 from skebm.training.streams import labelled
 
 
-def encoded(estimator: Any, X: Any, y: Any, on: bool, classes: Any = None) -> np.ndarray:
+def encoded(estimator: BaseEBM, X: Any, y: Any, on: bool, classes: Any = None) -> np.ndarray:
     """Indices of the labels among the classes, -1 for unlabelled rows; sets `classes_`.
 
     Parameters
@@ -78,7 +78,7 @@ def encoded(estimator: Any, X: Any, y: Any, on: bool, classes: Any = None) -> np
     return codes
 
 
-def _warn_of_unlabelled(estimator: Any, labels: np.ndarray) -> None:
+def _warn_of_unlabelled(estimator: BaseEBM, labels: np.ndarray) -> None:
     """Warn of the label -1 beside classes of 0 and more, which usually marks unlabelled rows."""
     if labels.dtype.kind not in "if":
         return

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.base import BaseEstimator
 from torch import Tensor
 
 from skebm._validation import (
@@ -20,6 +21,7 @@ from skebm._validation import (
     take_rows,
     unmasked,
 )
+from skebm.estimators.base import BaseEBM
 from skebm.estimators.tables.columns import ColumnTable, is_present
 from skebm.estimators.tables.table import Table, UnitIntervalTable
 from skebm.training.rows import Rows
@@ -178,7 +180,7 @@ def in_sequences(method: Callable[..., Any]) -> Callable[..., Any]:
     return ordered
 
 
-def sequence_column_of(estimator: Any) -> Any:
+def sequence_column_of(estimator: BaseEstimator) -> Any:
     """The parameter `sequence_column`, of the estimator of a detector where it is one."""
     if hasattr(estimator, "sequence_column"):
         return estimator.sequence_column
@@ -237,7 +239,7 @@ def check_complete(X: np.ndarray, names: Any, *, fitted: bool, coded: bool) -> N
     raise ValueError(f"Input X contains NaN: frame {frame}, column {name}{what}; {advice}.")
 
 
-def new_frames(estimator: Any, X: Any, lengths: Any, **kwargs: Any) -> tuple[Segments, Any]:
+def new_frames(estimator: BaseEBM, X: Any, lengths: Any, **kwargs: Any) -> tuple[Segments, Any]:
     """Frames of new sequences as a fitted estimator sees them, and X validated."""
     check_is_fitted(estimator)
     X, lengths = join_sequences(X, lengths, estimator.sequence_column)
