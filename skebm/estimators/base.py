@@ -76,8 +76,7 @@ from skebm.training.mapped import MappedArray, as_mapped, is_large
 from skebm.training.plan import TrainingPlan, check_net_params
 from skebm.training.rows import Rows
 from skebm.training.selection import is_kept, warn_of_base
-from skebm.training.sources import SourceMixin
-from skebm.training.streams import Spool, is_stream, spooled
+from skebm.training.streams import SourceMixin, Spool, is_stream, spooled
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet

@@ -55,7 +55,7 @@ from skebm.estimators.tractable import (
     tempered,
 )
 from skebm.training.distributed import shows_progress
-from skebm.training.sources import SourceMixin
+from skebm.training.streams import SourceMixin
 
 # Folds without which training rows are scored for the weights, and fewest and most of these rows.
 N_FOLDS, FEWEST_ROWS, MOST_ROWS = 3, 20, 500

@@ -27,7 +27,7 @@ from skebm._validation import (
 from skebm.energies import BoltzmannMachine
 from skebm.estimators.base import asked_for, atomic, warn_without_effect
 from skebm.estimators.tables.frames import frame_like
-from skebm.training.sources import SourceMixin
+from skebm.training.streams import SourceMixin
 
 # Columns whose fields are computed by one product; within them, they follow the flips.
 BLOCK = 64

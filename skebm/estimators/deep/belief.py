@@ -59,7 +59,7 @@ from skebm.estimators.rbm import RBMEstimator
 from skebm.estimators.rbm.hidden import BinaryUnits
 from skebm.estimators.tables.frames import as_given
 from skebm.training.rows import Rows
-from skebm.training.sources import SourceMixin
+from skebm.training.streams import SourceMixin
 
 # Parameters of an RBM that say what the columns of X are, which only the first one takes.
 OF_COLUMNS = ("visible", "categorical_features", "rescale")

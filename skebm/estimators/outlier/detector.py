@@ -76,7 +76,7 @@ from skebm.estimators.outlier.thresholds import (
     effective_rows,
 )
 from skebm.estimators.tables.gross import gross_rows
-from skebm.training.sources import SourceMixin, open_table, sample_of, table_or_header
+from skebm.training.streams import SourceMixin, open_table, sample_of, table_or_header
 
 
 def _takes_more_rows(detector: EnergyOutlierDetector) -> bool:

@@ -11,8 +11,7 @@ import numpy as np
 
 from skebm._densities import relative_log_density, score_function
 from skebm._validation import as_numbers, n_rows
-from skebm.training.sources import map_blocks
-from skebm.training.streams import some_rows
+from skebm.training.streams import map_blocks, some_rows
 
 
 def negative_score_norm(estimator: Any, X: Any) -> np.ndarray:

@@ -39,7 +39,7 @@ from skebm.estimators.sequences.table import (
     join_sequences,
     sequence_column_of,
 )
-from skebm.training.sources import SourceMixin
+from skebm.training.streams import SourceMixin
 
 # Blocks of a single sequence with "auto", in units of 1 / level.
 ENOUGH_BLOCKS = 3

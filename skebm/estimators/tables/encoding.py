@@ -28,7 +28,7 @@ from skebm._validation import (
 from skebm.estimators.base import atomic
 from skebm.estimators.tables.columns import Coding, column_names
 from skebm.estimators.tables.table import extreme_factors
-from skebm.training.sources import SourceMixin
+from skebm.training.streams import SourceMixin
 
 # Value of a column for levels that did not occur in fit; the column is 0 in all rows of fit, and
 # densities take one that does not vary to have a standard deviation of 1.
