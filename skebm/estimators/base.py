@@ -59,14 +59,13 @@ from skebm.training.distributed import (
     check_same_estimator,
     check_same_input,
     divided,
-    shared_seed,
 )
 from skebm.training.guard import Assess
-from skebm.training.mapped import MappedArray, is_large
+from skebm.training.mapped import MappedArray, as_mapped, is_large
 from skebm.training.plan import TrainingPlan, check_net_params
 from skebm.training.rows import Rows
 from skebm.training.selection import is_kept, warn_of_base
-from skebm.training.streams import Spool, as_mapped, by_blocks, is_stream, spooled
+from skebm.training.streams import SourceMixin, Spool, is_stream, spooled
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
@@ -379,7 +378,7 @@ def held_out_fraction(early_stopping: Any) -> float | None:
 # ------------------------------------------------------------------------------
 
 
-class BaseEBM(BaseEstimator, abc.ABC):
+class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
     """Base class of energy-based estimators; subclasses implement the three hooks below."""
 
     # Factories for ``<parameter>__<name>`` if the parameter is None or a string.
@@ -480,7 +479,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
         rows.left_out = left_out
         table.prepare(rows)
         if not go_on:
-            self.random_state_ = check_random_state(shared_seed(self.random_state))
+            self.random_state_ = self._shared_random()
         net, train = (self.net_, rows) if go_on else (None, rows)
         if net is None or not (streaming and net.streaming and net.fits(rows)):
             net, train = self._start(rows, table, net, streaming=streaming)
@@ -605,6 +604,10 @@ class BaseEBM(BaseEstimator, abc.ABC):
         like = next(self.energy_.parameters())
         found: Rows = self._blueprint.table.rows(X, device=like.device, dtype=like.dtype)
         return found
+
+    def _of_rows(self, X: Any, function: Callable[[Rows], np.ndarray]) -> np.ndarray:
+        """What a function computes for each row of new X, of large X one block after the other."""
+        return self._over_blocks(X, lambda block: function(self._rows(block)))
 
     @property
     def energy_(self) -> Any:
@@ -810,7 +813,6 @@ class PartitionMixin(OfModel):
         super()._finalise(rows)
         self._log_z = LogZ()
 
-    @by_blocks
     def energy(self, X: Any) -> np.ndarray:
         """Energy of each row, in nats: lower is more likely.
 
@@ -822,9 +824,8 @@ class PartitionMixin(OfModel):
         -------
         ndarray of shape (n_samples,)
         """
-        return self._energies(self._rows(X))
+        return self._of_rows(X, self._energies)
 
-    @by_blocks
     def score_samples(self, X: Any) -> np.ndarray:
         """Log-likelihood of each row, log p(x) = -E(x) - log Z, in nats.
 
@@ -840,7 +841,8 @@ class PartitionMixin(OfModel):
         -------
         ndarray of shape (n_samples,)
         """
-        return -self._energies(self._rows(X), likely=True) - self.log_partition_
+        energies = self._of_rows(X, functools.partial(self._energies, likely=True))
+        return -energies - self.log_partition_
 
     # ---------------------------------------------------------------- log Z
 

@@ -54,8 +54,8 @@ from skebm.estimators.tractable import (
     resample_proposals,
     tempered,
 )
-from skebm.training.distributed import shared_seed, shows_progress
-from skebm.training.streams import by_blocks, in_memory
+from skebm.training.distributed import shows_progress
+from skebm.training.streams import SourceMixin
 
 # Folds without which training rows are scored for the weights, and fewest and most of these rows.
 N_FOLDS, FEWEST_ROWS, MOST_ROWS = 3, 20, 500
@@ -130,7 +130,7 @@ def fitted(
     return found, time.perf_counter() - started
 
 
-class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
+class ProductOfDensities(SourceMixin, DensityMixin, Composition, BaseEstimator):
     r"""Product of powers of densities, each fitted to the rows by itself.
 
     .. math:: p(x) = \frac1Z \prod_{k=1}^{K} q_k(x)^{w_k} , \qquad
@@ -270,7 +270,7 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         -------
         self : ProductOfDensities
         """
-        X, header, sample_weight = in_memory(X, shared_seed(self.random_state), sample_weight)
+        X, header, sample_weight = self._in_memory(X, sample_weight)
         warn_of_booleans(self, X)
         X = validate_data(self, X, dtype=np.float64)
         if header is not None:
@@ -281,7 +281,7 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
             self._check_take_weights(experts)
             X, sample_weight = X[sample_weight > 0], sample_weight[sample_weight > 0]
         X, sample_weight = without_gross_rows(self, X, sample_weight)
-        random = check_random_state(shared_seed(self.random_state))
+        random = self._shared_random()
         balances = self._balances(len(distinct_numbers_of(X)[0]), len(experts))
         names = [name for name, _ in experts]
         # All that is random is drawn here: results do not depend on who computes them.
@@ -501,7 +501,6 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         found: np.ndarray = validate_data(self, X, dtype=np.float64, reset=False)
         return found
 
-    @by_blocks
     def energy(self, X: Any) -> np.ndarray:
         """Energy of each row, in nats: minus the weighted sum of the experts' log densities.
 
@@ -513,12 +512,14 @@ class ProductOfDensities(DensityMixin, Composition, BaseEstimator):
         -------
         ndarray of shape (n_samples,)
         """
+        return self._over_blocks(X, self._energies)
+
+    def _energies(self, X: Any) -> np.ndarray:
         X = self._checked(X)
         pairs = zip(self.weights_, self.experts_.values(), strict=True)
         parts = [w * relative_log_density(expert, X) for w, expert in pairs if w]
         return -np.asarray(sum(parts))
 
-    @by_blocks
     def score_samples(self, X: Any) -> np.ndarray:
         """Log p(x) of each row in nats, with the estimate of log Z.
 

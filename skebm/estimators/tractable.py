@@ -46,8 +46,7 @@ from skebm.distributions import (
 from skebm.estimators.base import asked_for, atomic, warn_without_effect
 from skebm.estimators.tables.gross import without_gross_rows
 from skebm.estimators.tables.table import extreme_factors
-from skebm.training.distributed import shared_seed
-from skebm.training.streams import by_blocks, in_memory
+from skebm.training.streams import SourceMixin
 
 # Rows for each component of a mixture, and most components.
 ROWS_PER_COMPONENT, MOST_COMPONENTS = 100, 40
@@ -69,7 +68,7 @@ USED_BY = {
 }
 
 
-class TractableDensity(DensityMixin, BaseEstimator):
+class TractableDensity(SourceMixin, DensityMixin, BaseEstimator):
     r"""Density of the rows of a table by a distribution with a closed form, exactly normalised.
 
     These are the distributions that neural densities correct. They take a fraction of the time of
@@ -169,7 +168,7 @@ class TractableDensity(DensityMixin, BaseEstimator):
         -------
         self : TractableDensity
         """
-        X, header, sample_weight = in_memory(X, shared_seed(self.random_state), sample_weight)
+        X, header, sample_weight = self._in_memory(X, sample_weight)
         warn_of_booleans(self, X)
         X = validate_data(self, X, dtype=np.float64)
         if header is not None:
@@ -182,7 +181,7 @@ class TractableDensity(DensityMixin, BaseEstimator):
                 if self.distribution not in USED_BY.get(name, (self.distribution,))
             }
         )
-        seed = draw_seed(check_random_state(shared_seed(self.random_state)))
+        seed = draw_seed(self._shared_random())
         if weight is not None:
             X, weight = X[weight > 0], weight[weight > 0]
         X, weight = distinct_rows(X, weight)
@@ -235,7 +234,6 @@ class TractableDensity(DensityMixin, BaseEstimator):
             found: np.ndarray = torch.cat([evaluate(rows) for rows in x.split(BLOCK)]).numpy()
         return found
 
-    @by_blocks
     def score_samples(self, X: Any) -> np.ndarray:
         """Log p(x) of each row in nats; exact.
 
@@ -247,7 +245,7 @@ class TractableDensity(DensityMixin, BaseEstimator):
         -------
         ndarray of shape (n_samples,)
         """
-        return self._by_blocks(self._checked(X), "log_prob")
+        return self._over_blocks(X, lambda X: self._by_blocks(self._checked(X), "log_prob"))
 
     def score(self, X: Any, y: Any = None) -> float:
         """Mean log-likelihood of the rows in nats; exact.

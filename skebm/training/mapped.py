@@ -144,6 +144,11 @@ class MappedArray:
             check_finite_block(block, place.start)
 
 
+def as_mapped(X: Any) -> MappedArray:
+    """A large array as a `MappedArray`, whose rows are read when they are needed."""
+    return X if isinstance(X, MappedArray) else MappedArray(np.asarray(X))
+
+
 def block_size(n_columns: int) -> int:
     """Number of rows of a block of `n_columns` columns, a multiple of those scored together."""
     return max(1, BLOCK // max(1, n_columns) // CHUNK) * CHUNK

@@ -1,25 +1,32 @@
 """Tables that come in blocks: data sets of torch, Arrow and Parquet, arrays and frames of Dask.
 
 They are recognised by the module of their class, so that none of these packages is imported here.
+At the end is the door of estimators for tables of any kind.
 """
 
 from __future__ import annotations
 
 import errno
-import functools
 import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from sklearn.utils import get_tags
 from torch.utils.data import IterableDataset
 
-from skebm._validation import check_columns, draw_seed, names_compared, take_rows
+from skebm._validation import (
+    check_columns,
+    check_random_state,
+    draw_seed,
+    names_compared,
+    take_rows,
+)
+from skebm.training.distributed import shared_seed
 from skebm.training.mapped import (
-    MappedArray,
+    as_mapped,
     block_size,
     check_finite_block,
     distinct_numbers,
@@ -36,9 +43,6 @@ REMEDY = (
     "Streams take columns of numbers without missing entries: fill them in or encode them first, "
     "or pass a pandas or polars frame to RBMEstimator, which takes categories and missing entries."
 )
-
-
-Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class Part(NamedTuple):
@@ -109,8 +113,8 @@ def _n_rows_known(X: Any) -> int | None:
         return None
 
 
-def _header(X: Any) -> Any:
-    """A frame without rows that has the names of the columns; None where they have none."""
+def header_of(X: Any) -> Any:
+    """A frame without rows that has the names of a stream's columns; None where they have none."""
     if _classes(X, "pyarrow"):
         schema = next(
             getattr(X, name)
@@ -313,7 +317,7 @@ def spooled(X: Any) -> Spool:
     If the disk is full, raises `OSError` that names the folder and the number of bytes needed.
     """
     found = _write_blocks((part for part in parts(X)), _n_rows_known(X))
-    return Spool(found[0], _header(X), found[1])
+    return Spool(found[0], header_of(X), found[1])
 
 
 def some_rows(X: Any, rows: np.ndarray) -> Any:
@@ -364,71 +368,100 @@ def labelled(X: Any, y: Any) -> tuple[Any, Any]:
     return found, found.y if y is None else y
 
 
-def in_memory(X: Any, random_state: Any, *others: Any) -> tuple[Any, ...]:
-    """Rows to which a model that needs them in memory is fitted, and the header of a stream.
-
-    For a large table they are a uniform sample of its rows. Each of `others` has a value for each
-    row, or is None.
-
-    Returns
-    -------
-    tuple
-        X, the header or None, and the `others`.
-    """
-    header = None
-    if is_stream(X):
-        X, header, _ = spooled(X)
-    if not is_large(X):
-        return X, header, *others
-    seed = draw_seed(random_state)
-    some = distinct_numbers(len(X), sample_size(math.prod(X.shape[1:])), seed)
-    return np.array(X[some]), header, *(v if v is None else take_rows(v, some) for v in others)
-
-
-def as_mapped(X: Any) -> MappedArray:
-    """A large array as a `MappedArray`, whose rows are read when they are needed."""
-    return X if isinstance(X, MappedArray) else MappedArray(np.asarray(X))
-
-
 # ------------------------------------------------------------------------------
-# Rows that are scored one block after the other
+# The door of estimators, which do not ask what X is
 # ------------------------------------------------------------------------------
 
 
-def by_blocks(method: Method) -> Method:
-    """Let a method that treats rows independently take streams and large arrays.
+class SourceMixin:
+    """Of an estimator whose X may be larger than memory, and which several processes may fit."""
 
-    It is applied to one block after the other, and the results are put together.
-    """
+    random_state: Any = 0  # where it is no parameter
 
-    @functools.wraps(method)
-    def applied(self: Any, X: Any, *args: Any, **kwargs: Any) -> Any:
+    def _over_blocks(self, X: Any, function: Callable[[Any], np.ndarray]) -> np.ndarray:
+        """Results of a function that treats rows independently, for all rows of X.
+
+        Of a stream or a large array it is given one block after the other.
+        """
         if is_stream(X):
-            return _of_stream(method, self, X, *args, **kwargs)
-        if not is_large(X):
-            return method(self, X, *args, **kwargs)
-        table, found = as_mapped(X), None
-        takes_missing = get_tags(self).input_tags.allow_nan
-        for place, block in table.blocks():
-            if not takes_missing:
-                check_finite_block(block, place.start)
-            part = method(self, block, *args, **kwargs)
-            if found is None:
-                found = np.empty((len(table), *part.shape[1:]), dtype=part.dtype)
-            found[place] = part
+            return self._over_stream(X, function)
+        return map_blocks(X, function, takes_missing=get_tags(self).input_tags.allow_nan)
+
+    def _over_stream(self, X: Any, function: Callable[[Any], np.ndarray]) -> np.ndarray:
+        header = header_of(X)
+        if header is not None and hasattr(self, "n_features_in_"):
+            check_columns(self, header, reset=False)
+        found = []
+        with names_compared():
+            for part in parts(X):
+                for start in range(0, len(part.x), AT_ONCE):
+                    found.append(function(part.x[start : start + AT_ONCE]))
+        return np.concatenate(found)
+
+    def _in_memory(self, X: Any, *others: Any) -> tuple[Any, ...]:
+        """Rows to which a model that needs them in memory is fitted, and the header of a stream.
+
+        For a large table they are a uniform sample of its rows. Each of `others` has a value for
+        each row, or is None.
+
+        Returns
+        -------
+        tuple
+            X, the header or None, and the `others`.
+        """
+        X, header, _ = open_table(X)
+        some = sample_of(X, shared_seed(self.random_state))
+        if some is None:
+            return X, header, *others
+        return np.array(X[some]), header, *(v if v is None else take_rows(v, some) for v in others)
+
+    def _shared_random(self) -> np.random.RandomState:
+        """The random numbers of a fit, which are the same on all processes."""
+        found: np.random.RandomState = check_random_state(shared_seed(self.random_state))
         return found
 
-    return cast(Method, applied)
+
+def open_table(X: Any, y: Any = None) -> tuple[Any, Any, Any]:
+    """A table whose rows can be taken by their numbers, the header of a stream, and the labels.
+
+    These are those of the stream if none are given.
+    """
+    X, y = labelled(X, y)
+    return (X.table, X.header, y) if isinstance(X, Spool) else (X, None, y)
 
 
-def _of_stream(method: Callable[..., Any], self: Any, X: Any, *args: Any, **kwargs: Any) -> Any:
-    """Results of a method for the blocks of a stream, one after the other."""
-    header = _header(X)
-    if header is not None and hasattr(self, "n_features_in_"):
-        check_columns(self, header, reset=False)
-    found = []
-    with names_compared():
-        for part in parts(X):
-            for start in range(0, len(part.x), AT_ONCE):
-                found.append(method(self, part.x[start : start + AT_ONCE], *args, **kwargs))
-    return np.concatenate(found)
+def table_or_header(X: Any) -> Any:
+    """What has the columns of X: itself, or the header of a stream, None where it has no names."""
+    return header_of(X) if is_stream(X) else X
+
+
+def map_blocks(
+    X: Any, function: Callable[[Any], np.ndarray], *, takes_missing: bool = True
+) -> np.ndarray:
+    """What a function computes for each row of X, of a large array one block after the other."""
+    if not is_large(X):
+        return function(X)
+    table, found = as_mapped(X), None
+    for place, block in table.blocks():
+        if not takes_missing:
+            check_finite_block(block, place.start)
+        part = function(block)
+        if found is None:
+            found = np.empty((len(table), *part.shape[1:]), dtype=part.dtype)
+        found[place] = part
+    assert found is not None
+    return found
+
+
+def sample_of(X: Any, random_state: Any, rows: np.ndarray | None = None) -> np.ndarray | None:
+    """Numbers, in order, of a uniform sample of the rows of a large array; otherwise of `rows`.
+
+    None stands for all rows.
+    """
+    if not is_large(X):
+        return rows
+    n, most = len(X) if rows is None else len(rows), sample_size(math.prod(X.shape[1:]))
+    if n <= most:
+        return rows
+    some = distinct_numbers(n, most, draw_seed(random_state))
+    return some if rows is None else rows[some]

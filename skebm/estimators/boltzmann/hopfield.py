@@ -19,7 +19,6 @@ from skebm._validation import (
     Interval,
     StrOptions,
     check_is_fitted,
-    check_random_state,
     draw_seed,
     fit_context,
     validate_data,
@@ -28,7 +27,7 @@ from skebm._validation import (
 from skebm.energies import BoltzmannMachine
 from skebm.estimators.base import asked_for, atomic, warn_without_effect
 from skebm.estimators.tables.frames import frame_like
-from skebm.training.distributed import shared_seed
+from skebm.training.streams import SourceMixin
 
 # Columns whose fields are computed by one product; within them, they follow the flips.
 BLOCK = 64
@@ -385,7 +384,7 @@ def _ratio(product: np.ndarray, squares: np.ndarray) -> np.ndarray:
 # ------------------------------------------------------------------------------
 
 
-class HopfieldMemory(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+class HopfieldMemory(SourceMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     r"""Associative memory: a Hopfield network, which recalls stored rows from corrupted ones.
 
     `fit` stores the rows of X, the patterns :math:`\xi^\mu`, as low points of an energy;
@@ -561,7 +560,7 @@ class HopfieldMemory(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         self.coding_ = self._coding(X)
         self.patterns_ = X.copy()
         self.load_ = X.shape[0] / X.shape[1]
-        self._seed = draw_seed(check_random_state(shared_seed(self.random_state)))
+        self._seed = draw_seed(self._shared_random())
         self._memory = self._stored(self._states(X))
         warn_without_effect(self._without_effect())
         self._warn_of_load()

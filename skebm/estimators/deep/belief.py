@@ -57,8 +57,8 @@ from skebm.estimators.deep.module import hidden_map, sigmoid_network
 from skebm.estimators.rbm import RBMEstimator
 from skebm.estimators.rbm.hidden import BinaryUnits
 from skebm.estimators.tables.frames import as_given
-from skebm.training.distributed import shared_seed
 from skebm.training.rows import Rows
+from skebm.training.streams import SourceMixin
 
 # Parameters of an RBM that say what the columns of X are, which only the first one takes.
 OF_COLUMNS = ("visible", "categorical_features", "rescale")
@@ -78,7 +78,7 @@ def default_rbm() -> RBMEstimator:
 
 
 class DeepBeliefNetwork(
-    ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, BaseEstimator
+    SourceMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, BaseEstimator
 ):
     r"""Deep belief network: features, a density, samples, and a network to start training from.
 
@@ -335,7 +335,7 @@ class DeepBeliefNetwork(
     def _fit(self, X: Any, sample_weight: Any) -> KeyboardInterrupt | None:
         """Fit and return what ended the training of an RBM, if anything did."""
         check_columns(self, X, reset=True)
-        random = check_random_state(shared_seed(self.random_state))
+        random = self._shared_random()
         layers = self._layers(random)
         warn_without_effect(self._without_effect([layer.n_components for layer in layers]))
         fitted: list[RBMEstimator] = []

@@ -57,7 +57,6 @@ from skebm.objectives.joint import FORMS, likeliest_power
 from skebm.objectives.log_partition import LogPartitionMonitor
 from skebm.samplers import ChainPolicy
 from skebm.training.rows import Rows
-from skebm.training.streams import by_blocks
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
@@ -493,7 +492,6 @@ class JEMClassifier(ClassifierMixin, NeuralMixin, BaseEBM):
 
     # ---------------------------------------------------------------- classes
 
-    @by_blocks
     def logits(self, X: Any) -> np.ndarray:
         """Logits of all classes: log p(x, y) - log q(x), up to a constant.
 
@@ -510,7 +508,7 @@ class JEMClassifier(ClassifierMixin, NeuralMixin, BaseEBM):
         -------
         ndarray of shape (n_samples, n_classes)
         """
-        return self._logits_of(self._rows(X))
+        return self._of_rows(X, self._logits_of)
 
     def _logits_of(self, rows: Rows) -> np.ndarray:
         found = self._map(rows, logits_of).double()

@@ -45,7 +45,12 @@ def summarise_columns(X: Any) -> list[Column] | None:
 
 
 def numeric_columns(X: Any) -> Iterator[tuple[str, np.ndarray]]:
-    """Names and values of the columns of numbers and dates of a table, nan where missing."""
+    """Names and values of the columns of numbers and dates of a table, nan where missing.
+
+    None of a large memory map, which would have to be read for each.
+    """
+    if is_large(X):
+        return
     table = days_for_dates(as_table(X))
     for j, name in enumerate(column_names(table)):
         column = column_of(table, j)

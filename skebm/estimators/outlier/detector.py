@@ -28,7 +28,6 @@ from skebm._validation import (
     check_columns,
     check_container,
     check_is_fitted,
-    check_random_state,
     check_weight,
     draw_seed,
     fit_context,
@@ -64,7 +63,6 @@ from skebm.estimators.outlier.fitting import (
     n_calibration_rows,
     params_of_default,
     random_split,
-    sample_of,
 )
 from skebm.estimators.outlier.statistics import STATISTICS, check_offers, measure
 from skebm.estimators.outlier.thresholds import (
@@ -78,9 +76,7 @@ from skebm.estimators.outlier.thresholds import (
     effective_rows,
 )
 from skebm.estimators.tables.gross import gross_rows
-from skebm.training.distributed import shared_seed
-from skebm.training.mapped import is_large
-from skebm.training.streams import Spool, by_blocks, is_stream, labelled, spooled
+from skebm.training.streams import SourceMixin, open_table, sample_of, table_or_header
 
 
 def _takes_more_rows(detector: EnergyOutlierDetector) -> bool:
@@ -111,7 +107,7 @@ def _has_likelihood(detector: EnergyOutlierDetector) -> bool:
     return True
 
 
-class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
+class EnergyOutlierDetector(SourceMixin, OutlierMixin, MetaEstimatorMixin, BaseEstimator):
     r"""Outlier detector from any density or score, with conformal p-values.
 
     Rows are ranked by a statistic, by default their log density, which is minus their energy up to
@@ -341,15 +337,14 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         -------
         self : EnergyOutlierDetector
         """
-        X, y = labelled(X, y)
-        X, header = (X.table, X.header) if isinstance(X, Spool) else (X, None)
+        X, header, y = open_table(X, y)
         check_container(X)
         (X,) = indexable(X)
         if n_rows(X) == 0:
             raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
         self._check_columns(X if header is None else header, reset=True)
         warn_without_effect(self._without_effect())
-        random = check_random_state(shared_seed(self.random_state))
+        random = self._shared_random()
         weight = self._weight(fit_params, X)
         if self._takes_fitted:
             models, held_out = [self._prefit_model(fit_params)], [None]
@@ -433,15 +428,15 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         if self.estimator is None:
             params = params_of_default(params)
             counting = None if weight is None else np.flatnonzero(weight)
-            gross = None if is_large(X) else gross_rows(numeric_columns(X), n_rows(X), weight)
+            gross = gross_rows(numeric_columns(X), n_rows(X), weight)
             if gross is not None:
                 counting = np.flatnonzero(~gross if weight is None else ~gross & (weight > 0))
         calls: list[tuple[Any, ...]] = []
         for rows, _ in splits:  # all that is random is drawn here, before workers share the fits
             if counting is not None:
                 rows = counting if rows is None else np.intersect1d(rows, counting)
-            if is_large(X) and (self.estimator is None or self.trim is not None):
-                rows = sample_of(rows, X, random)
+            if self.estimator is None or self.trim is not None:
+                rows = sample_of(X, random, rows)
             seed = None if self.trim is None else draw_seed(random)
             model = clone(estimator)
             if self.random_state is not None:
@@ -541,7 +536,7 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         """
         if not self.__sklearn_is_fitted__():
             return self.fit(X, y)
-        (values,) = self._measure(spooled(X).table if is_stream(X) else X)
+        (values,) = self._measure(open_table(X)[0])
         self._set_threshold(self._threshold.extended(values, self._param("contamination")))
         return self
 
@@ -595,8 +590,9 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         """Raise unless the detector is fitted and X has its columns."""
         if not self.__sklearn_is_fitted__():
             check_is_fitted(self)
-        if not is_stream(X):  # whose names are compared where it is read
-            self._check_columns(X, reset=False)
+        columns = table_or_header(X)
+        if columns is not None:
+            self._check_columns(columns, reset=False)
 
     def _check_columns(self, X: Any, *, reset: bool) -> None:
         if self.estimator is None and sp.issparse(X):
@@ -613,7 +609,6 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         self._check_rows(X)
         return [measure(self._param("statistic"), model, X) for model in self.estimators_]
 
-    @by_blocks
     def score_samples(self, X: Any) -> np.ndarray:
         """Statistic of each row, higher for more normal ones.
 
@@ -629,6 +624,9 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         -------
         ndarray of shape (n_samples,)
         """
+        return self._over_blocks(X, self._statistics)
+
+    def _statistics(self, X: Any) -> np.ndarray:
         self._check_rows(X)
         if len(self.estimators_) > 1:
             return self.decision_function(X) + self.offset_
@@ -637,7 +635,6 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
             log_density if statistic == "log_density" else statistic, self.estimators_[0], X
         )
 
-    @by_blocks
     def decision_function(self, X: Any) -> np.ndarray:
         """Statistic minus the threshold: negative for outliers. Needs no log Z.
 
@@ -649,6 +646,9 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         -------
         ndarray of shape (n_samples,)
         """
+        return self._over_blocks(X, self._margins)
+
+    def _margins(self, X: Any) -> np.ndarray:
         values = self._measure(X)
         return self._threshold.margin(values)
 
@@ -668,7 +668,6 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         return np.where(self.decision_function(X) >= 0, 1, -1)
 
     @available_if(_is_conformal)
-    @by_blocks
     def p_values(self, X: Any) -> np.ndarray:
         """Conformal p-value of each row: small for outliers, at least ``1 / (n_calibration_ + 1)``.
 
@@ -684,6 +683,9 @@ class EnergyOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         -------
         ndarray of shape (n_samples,)
         """
+        return self._over_blocks(X, self._p_values)
+
+    def _p_values(self, X: Any) -> np.ndarray:
         values = self._measure(X)
         return cast(ConformalThreshold, self._threshold).p_values(values)
 

@@ -13,13 +13,12 @@ import numpy as np
 from sklearn.model_selection import KFold, check_cv
 from sklearn.pipeline import make_pipeline
 
-from skebm._validation import draw_seed, n_rows, take_fit_params, take_rows, warn
+from skebm._validation import n_rows, take_fit_params, take_rows, warn
 from skebm.base.processes import Workers, collected, progress_bar
 from skebm.estimators.outlier.trimming import far_rows
 from skebm.estimators.product import ProductOfDensities
 from skebm.estimators.tables.encoding import TableEncoder
 from skebm.training.distributed import shows_progress
-from skebm.training.mapped import distinct_numbers, sample_size
 from skebm.training.streams import some_rows
 
 # Minimum number of calibration rows with "auto", in units of 1 / level: the rate of false alarms of
@@ -158,12 +157,3 @@ def fit_model(
         X = some_rows(X, rows)
         y = None if y is None else take_rows(y, rows)
     return (model.fit(X, **params) if y is None else model.fit(X, y, **params)), n_far
-
-
-def sample_of(rows: np.ndarray | None, X: Any, random: np.random.RandomState) -> np.ndarray | None:
-    """A uniform sample of rows, None for all, of a large memory map, as numbers in order."""
-    n, most = n_rows(X) if rows is None else len(rows), sample_size(X.shape[1])
-    if n <= most:
-        return rows
-    some = distinct_numbers(n, most, draw_seed(random))
-    return some if rows is None else rows[some]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +11,7 @@ import numpy as np
 
 from skebm._densities import relative_log_density, score_function
 from skebm._validation import as_numbers, n_rows
-from skebm.training.mapped import is_large
-from skebm.training.streams import as_mapped, some_rows
+from skebm.training.streams import map_blocks, some_rows
 
 
 def negative_score_norm(estimator: Any, X: Any) -> np.ndarray:
@@ -71,11 +71,10 @@ def measure(statistic: Any, estimator: Any, X: Any, rows: np.ndarray | None = No
     shapes and nan.
     """
     X = X if rows is None else some_rows(X, rows)
-    if is_large(X):
-        found = np.empty(len(X))
-        for place, block in as_mapped(X).blocks():
-            found[place] = measure(statistic, estimator, block)
-        return found
+    return map_blocks(X, functools.partial(_measured, statistic, estimator))
+
+
+def _measured(statistic: Any, estimator: Any, X: Any) -> np.ndarray:
     named = isinstance(statistic, str)
     function = STATISTICS[statistic] if named else statistic
     what = f"statistic={statistic!r} of {type(estimator).__name__}"

@@ -52,7 +52,6 @@ from skebm.objectives import Centering, Penalty
 from skebm.samplers import ChainPolicy, Gibbs, Persistent
 from skebm.training import SGD, EarlyStopping
 from skebm.training.rows import Rows
-from skebm.training.streams import by_blocks
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
@@ -363,7 +362,6 @@ class RBMClassifier(
         energy: ClassRBM = self.net_.module_.energy.eval()
         return energy
 
-    @by_blocks
     def logits(self, X: Any) -> np.ndarray:
         """log p(x, y) of all classes up to a function of x, in nats.
 
@@ -375,7 +373,7 @@ class RBMClassifier(
         -------
         ndarray of shape (n_samples, n_classes)
         """
-        return self._logits_of(self._rows(X))
+        return self._of_rows(X, self._logits_of)
 
     def _logits_of(self, rows: Rows) -> np.ndarray:
         energy = self._blueprint.scoring_energy(self._trained)
@@ -386,7 +384,6 @@ class RBMClassifier(
 
     # ---------------------------------------------------------------- features and samples
 
-    @by_blocks
     def transform(self, X: Any) -> np.ndarray:
         """Probability that each hidden unit is on, p(h_j = 1 given x), the class summed out.
 
@@ -400,6 +397,9 @@ class RBMClassifier(
             In the precision of X.
         """
         check_is_fitted(self)
+        return self._over_blocks(X, self._hidden_means)
+
+    def _hidden_means(self, X: Any) -> np.ndarray:
         X = self._validate(X)
         rows = self._rows_of(X)
         energy = self._blueprint.scoring_energy(self._trained)

@@ -40,7 +40,6 @@ from skebm.objectives.local import LOCAL_RULES
 from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
 from skebm.training import SGD, EarlyStopping
 from skebm.training.rows import Rows
-from skebm.training.streams import by_blocks
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
@@ -587,7 +586,6 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
 
     # ---------------------------------------------------------------- features
 
-    @by_blocks
     def transform(self, X: Any) -> np.ndarray:
         """Means of the hidden units given x: p(h_j = 1 given x) of binary units.
 
@@ -610,6 +608,9 @@ class RBMEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseDensit
             columns.
         """
         check_is_fitted(self)
+        return self._over_blocks(X, self._hidden_means)
+
+    def _hidden_means(self, X: Any) -> np.ndarray:
         X = self._validate(X)
         rows, n, means = self._rows_of(X), self._n_features_out, self._blueprint.units.means
         found: np.ndarray = self._map(rows, means)[:, :n].numpy().astype(X.dtype, copy=False)

@@ -17,7 +17,6 @@ from skebm._validation import (
     StrOptions,
     check_columns,
     check_is_fitted,
-    check_random_state,
     fit_context,
     n_rows,
     set_seeds,
@@ -40,13 +39,13 @@ from skebm.estimators.sequences.table import (
     join_sequences,
     sequence_column_of,
 )
-from skebm.training.distributed import shared_seed
+from skebm.training.streams import SourceMixin
 
 # Blocks of a single sequence with "auto", in units of 1 / level.
 ENOUGH_BLOCKS = 3
 
 
-class SequenceOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
+class SequenceOutlierDetector(SourceMixin, OutlierMixin, MetaEstimatorMixin, BaseEstimator):
     r"""Detector of anomalous frames of sequences, with conformal p-values over whole sequences.
 
     Frames of a sequence are not exchangeable, so that thresholds over held-out *frames* guarantee
@@ -218,7 +217,7 @@ class SequenceOutlierDetector(OutlierMixin, MetaEstimatorMixin, BaseEstimator):
         self._check_uses_next(self._model())
         X, lengths = self._joined(X, lengths, reset=True)
         single = lengths is None or len(lengths) == 1
-        random = check_random_state(shared_seed(self.random_state))
+        random = self._shared_random()
         model = clone(self._model())
         if self.random_state is not None:
             set_seeds(model, random)

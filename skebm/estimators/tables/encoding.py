@@ -28,8 +28,7 @@ from skebm._validation import (
 from skebm.estimators.base import atomic
 from skebm.estimators.tables.columns import Coding, column_names
 from skebm.estimators.tables.table import extreme_factors
-from skebm.training.mapped import is_large
-from skebm.training.streams import by_blocks, in_memory, is_stream
+from skebm.training.streams import SourceMixin
 
 # Value of a column for levels that did not occur in fit; the column is 0 in all rows of fit, and
 # densities take one that does not vary to have a standard deviation of 1.
@@ -86,7 +85,7 @@ class OneHot(NamedTuple):
         return found
 
 
-class TableEncoder(TransformerMixin, BaseEstimator):
+class TableEncoder(SourceMixin, TransformerMixin, BaseEstimator):
     """Encode a table with columns of any kind as standardised numbers, for densities of numbers.
 
     Numbers are standardised; booleans count as the numbers 0 and 1, dates and durations as numbers
@@ -155,7 +154,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         -------
         self : TableEncoder
         """
-        self._fit(X)
+        self._fit(*self._in_memory(X))
         return self
 
     @atomic
@@ -173,13 +172,13 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         -------
         ndarray of shape (n_samples, n_columns)
         """
-        if is_stream(X) or is_large(X):  # more rows than it is fitted to
-            return self.fit(X).transform(X)
-        return self._filled(self._fit(X))
+        rows, header = self._in_memory(X)
+        z = self._fit(rows, header)
+        # Of a stream or a large array there are more rows than it is fitted to.
+        return self._filled(z) if rows is X else self.transform(X)
 
-    def _fit(self, X: Any) -> np.ndarray:
+    def _fit(self, X: Any, header: Any) -> np.ndarray:
         """The rows as numbers, nan where missing."""
-        X, header = in_memory(X, 0)
         X = days_for_dates(X)
         self._coding = Coding.learn(X, self.categorical_features)
         codes = self._codes(X, reset=True)
@@ -235,7 +234,6 @@ class TableEncoder(TransformerMixin, BaseEstimator):
         numbers = codes if self._coding is None else codes[:, self._numbers]
         return numbers if (self._factor == 1).all() else numbers * self._factor
 
-    @by_blocks
     def transform(self, X: Any) -> np.ndarray:
         """Rows of a table as numbers.
 
@@ -250,6 +248,9 @@ class TableEncoder(TransformerMixin, BaseEstimator):
             Float64, without missing entries.
         """
         check_is_fitted(self)
+        return self._over_blocks(X, self._encoded)
+
+    def _encoded(self, X: Any) -> np.ndarray:
         return self._filled(self._numeric(self._codes(days_for_dates(X), reset=False)))
 
     def _filled(self, z: np.ndarray) -> np.ndarray:

@@ -70,7 +70,6 @@ from skebm.partition.given import (
     uniforms_of,
 )
 from skebm.training.rows import Rows, share_of_kept
-from skebm.training.streams import by_blocks
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
@@ -491,7 +490,6 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         found, error = self._scores(self._rows(X), upper=True)
         return float(found.lower.mean()) - 2 * error
 
-    @by_blocks
     def energy(self, X: Any) -> np.ndarray:
         """E(x | c) of each row, in nats: log p(x | c) = -E(x | c) - log Z(c).
 
@@ -506,7 +504,7 @@ class ConditionalDensity(OutlierMixin, DensityMixin, BaseEBM):
         -------
         ndarray of shape (n_samples,)
         """
-        return self._energies(self._rows(X))
+        return self._of_rows(X, self._energies)
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Log-likelihood given the condition minus the threshold: negative for outliers.
