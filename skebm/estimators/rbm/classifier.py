@@ -46,8 +46,8 @@ from skebm.estimators.rbm.class_blueprint import (
 )
 from skebm.estimators.rbm.drawing import Starts, draw_visible, starts_of
 from skebm.estimators.tables.bases import COLUMN_BASES, check_base_stays
-from skebm.estimators.tables.columns import Coding, ColumnTable, fit_table_base, learn_columns
-from skebm.estimators.tables.table import Table, UnitIntervalTable
+from skebm.estimators.tables.columns import Coding
+from skebm.estimators.tables.table import Table, fit_table_base, learn_columns
 from skebm.objectives import Centering, Penalty
 from skebm.samplers import ChainPolicy, Gibbs, Persistent
 from skebm.training import SGD, EarlyStopping
@@ -289,13 +289,12 @@ class RBMClassifier(
         kwargs |= {"reset": reset, "min_samples": min_samples}
         return validate_coded(self, X, super()._validate, Coding.learn, **kwargs)
 
-    def _learn_table(self, X: Any, weight: np.ndarray | None) -> UnitIntervalTable | ColumnTable:
+    def _learn_table(self, X: Any, weight: np.ndarray | None) -> Table:
         return learn_columns(self, X, weight)
 
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
     ) -> ClassBlueprint:
-        assert isinstance(table, UnitIntervalTable | ColumnTable)
         if before is None:
             base = fit_table_base(self.base, rows, table)
             name = self.base if isinstance(self.base, str) else None

@@ -37,8 +37,9 @@ from skebm.estimators.sequences.blueprint import (
     temporal_plan,
 )
 from skebm.estimators.sequences.label_blueprint import (
+    LabelBlock,
     LabelBlueprint,
-    LabelTable,
+    LabelledWindows,
     frame_base,
     labelled_base,
 )
@@ -52,8 +53,8 @@ from skebm.estimators.sequences.table import (
     new_frames,
 )
 from skebm.estimators.tables.bases import COLUMN_BASES, check_base_stays
-from skebm.estimators.tables.columns import Coding, learn_columns
-from skebm.estimators.tables.table import Table
+from skebm.estimators.tables.columns import Coding
+from skebm.estimators.tables.table import Table, learn_columns
 from skebm.samplers import ChainPolicy, FromData
 from skebm.training import AdamW, EarlyStopping
 from skebm.training.rows import Rows
@@ -371,7 +372,7 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
         kwargs |= {"reset": reset, "min_samples": min_samples}
         return validate_coded(self, X, super()._validate, Coding.learn, **kwargs)
 
-    def _learn_table(self, X: Any, weight: np.ndarray | None) -> LabelTable:
+    def _learn_table(self, X: Any, weight: np.ndarray | None) -> Table:
         n_labels = len(self.classes_)
         if self.label_order > self.order:
             raise ValueError(
@@ -384,7 +385,8 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
                 f"{self.label_order + 1} terms of each frame, more than {MOST_TERMS}: use a "
                 "smaller one."
             )
-        table = LabelTable(learn_columns(self, X, weight), n_labels, self.order)
+        layout, label = LabelledWindows(n_labels, self.order), LabelBlock(n_labels)
+        table = learn_columns(self, X, weight).in_layout(layout, [label])
         d, n_hidden = table.domain.n_columns, int(self.n_components)
         n_numbers = (self.order + 1.0) * (d + 1) * (d + n_hidden)
         check_memory(f"order={self.order} with {d} columns", 4 * n_numbers, torch.float32)
@@ -393,7 +395,6 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
     ) -> LabelBlueprint:
-        assert isinstance(table, LabelTable)
         assert isinstance(rows, Segments)
         if before is None:
             name = self.base if isinstance(self.base, str) else None
@@ -422,7 +423,7 @@ class TemporalRBMClassifier(ClassifierMixin, BaseEBM):
             n_steps=n_steps,
             n_windows=len(rows),
             guarded=guarded and len(rows.x) >= FEWEST_FRAMES,
-            n_labels=table.n_labels,
+            n_labels=len(self.classes_),
             label_order=int(self.label_order),
             generative_weight=weight_of_rows(self.objective, self.generative_weight),
         )

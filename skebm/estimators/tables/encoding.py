@@ -27,7 +27,7 @@ from skebm._validation import (
 )
 from skebm.estimators.base import restores_on_failure
 from skebm.estimators.tables.columns import Coding, column_names
-from skebm.estimators.tables.table import extreme_factors
+from skebm.estimators.tables.units import extreme_factors
 from skebm.training.mapped import is_large
 from skebm.training.streams import by_blocks, in_memory, is_stream
 
