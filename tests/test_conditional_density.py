@@ -26,7 +26,7 @@ from skebm.estimators.neural.conditional.normalisers import (
     log_z_of_conditions,
     pilot_step,
 )
-from skebm.estimators.neural.conditional.table import column_numbers
+from skebm.estimators.tables.columns import column_numbers
 from skebm.estimators.tables.regression import ridge
 from skebm.objectives import (
     ClampedDivergence,
@@ -428,9 +428,9 @@ def test_conditions_that_make_no_sense(given, said, frame):
 
 
 def test_column_numbers_count_from_the_end_too():
-    assert column_numbers(-1, None, 3) == [2]
-    assert column_numbers(np.int64(1), None, 3) == [1]
-    assert column_numbers([], None, 3) == []
+    assert column_numbers("given", -1, None, 3) == [2]
+    assert column_numbers("given", np.int64(1), None, 3) == [1]
+    assert column_numbers("given", [], None, 3) == []
 
 
 def test_without_conditions_it_is_a_density():

@@ -20,7 +20,7 @@ from skebm.estimators import MeanField
 from skebm.estimators.base import LogZ
 from skebm.estimators.deep import meanfield
 from skebm.estimators.deep.layerwise import Factors, Greedy, pretrain, train_pair
-from skebm.estimators.deep.rows import FIRST_MEAN, LayeredTable
+from skebm.estimators.deep.rows import FIRST_MEAN
 from skebm.partition import Exact
 from skebm.samplers import ParallelTempering
 from skebm.training.rows import Rows
@@ -263,9 +263,7 @@ def test_chains_of_two_layers_have_the_moments_of_the_rows(factors):
 def test_greedy_training_writes_all_layers():
     model = copy.deepcopy(fitted((3, 3, 2), n_iter=1, pretraining=None))
     energy, layers = model.energy_, model._blueprint.layers
-    rows = model._blueprint.table.visible.rows(
-        switches(), device=torch.device("cpu"), dtype=torch.float32
-    )
+    rows = model._blueprint.table.rows(switches(), device=torch.device("cpu"), dtype=torch.float32)
     before = [w.clone() for w in layers.weights(energy)]
     with torch.no_grad():
         pretrain(
@@ -280,13 +278,12 @@ def test_greedy_training_writes_all_layers():
 def test_rows_have_hidden_entries_that_are_missing():
     model = fitted((3, 2))
     table = model._blueprint.table
-    assert isinstance(table, LayeredTable)
     rows = table.rows(switches(10), device=torch.device("cpu"), dtype=torch.float32)
     table.prepare(rows)
     assert rows.n_columns == 6
     assert_array_equal(rows.known.all(0), [True] * 4 + [False] * 2)
     assert_allclose(rows.block(0, 10)[:, 4:], FIRST_MEAN)
-    assert table.without(rows).n_columns == 4
+    assert model._blueprint.hidden.without(rows).n_columns == 4
 
 
 # ------------------------------------------------------------------------------

@@ -51,13 +51,9 @@ def model():
 
 
 def test_columns_become_what_they_are(model):
-    table = model._blueprint.table
+    blocks = model._blueprint.table.blocks
     assert isinstance(model.energy_.domain, Mixed)
-    assert [table.names[j] for j in table.bits + table.levels + table.real] == [
-        "member",
-        "city",
-        "x",
-    ]
+    assert [block.names for block in blocks] == [["member"], ["city"], ["x"]]
     assert isinstance(model.base_, LatentClasses)
     assert isinstance(model.sampler_, Blocks)
     assert model.row_shape_ == (3,)

@@ -26,7 +26,7 @@ from skebm.estimators.rbm.blueprint import (
 )
 from skebm.estimators.rbm.choice import BaseChoice
 from skebm.estimators.rbm.safety import N_CHAINS, assess
-from skebm.estimators.tables.table import UnitIntervalTable
+from skebm.estimators.tables.table import probability_table
 from skebm.objectives import ContrastiveDivergence
 from skebm.partition import Exact
 from skebm.samplers import FromData, Gibbs, ParallelTempering, Persistent
@@ -515,7 +515,7 @@ def test_training_that_has_not_left_its_base_says_so(bits, gain, error, n_iter, 
 def test_a_fit_is_short_if_it_was_asked_for_few_steps(bits, n_iter, short):
     rows = Rows(torch.as_tensor(bits), dtype=torch.float32, device=torch.device("cpu"))
     model = RBMEstimator(2, learning="pcd", n_iter=n_iter, random_state=0)
-    table = UnitIntervalTable.learn(bits, "auto")
+    table = probability_table(bits)
     base = IndependentBernoulli(torch.zeros(bits.shape[1]))
     plan = design(
         model, table, base, BaseChoice("independent", model.n_components, ""), rows, streaming=False

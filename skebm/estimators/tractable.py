@@ -45,7 +45,7 @@ from skebm.distributions import (
 )
 from skebm.estimators.base import asked_for, atomic, warn_without_effect
 from skebm.estimators.tables.gross import without_gross_rows
-from skebm.estimators.tables.table import extreme_factors
+from skebm.estimators.tables.units import extreme_factors
 from skebm.training.streams import SourceMixin
 
 # Rows for each component of a mixture, and most components.

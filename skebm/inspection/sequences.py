@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from skebm._validation import as_numbers, check_is_fitted, no_column
+from skebm._validation import as_numbers, check_is_fitted
 from skebm.base.sampler import whole_number
+from skebm.estimators.tables.columns import column_numbers
 from skebm.inspection._drawing import NAVY, ORANGE, pyplot
 
 # Labels of an axis of notes, at most, and inches of a panel.
@@ -255,7 +256,11 @@ class TrajectoryDisplay:
         """
         lengths = n_start, n_frames
         pair = _continuation("TrajectoryDisplay", estimator, X, lengths, random_state, n_steps)
-        shown = _smoothest(pair.real) if columns is None else _column_numbers(columns, pair.names)
+        if isinstance(columns, str) or (columns is not None and not len(columns)):
+            raise ValueError(f"columns must be a list of numbers or names, got {columns!r}.")
+        shown: Any = _smoothest(pair.real)
+        if columns is not None:
+            shown = column_numbers("columns", columns, pair.names, len(pair.names))
         return cls(
             real=pair.real[: n_start + n_frames, shown],
             generated=pair.generated[:, shown],
@@ -326,21 +331,6 @@ def _smoothest(x: np.ndarray) -> np.ndarray:
     change = np.square(np.diff(x, axis=0)).mean(0)
     share = np.divide(x.var(0), change, out=np.zeros_like(change), where=change > 0)
     return np.sort(np.argsort(-share, kind="stable")[:N_COLUMNS])
-
-
-def _column_numbers(columns: Sequence[int | str], names: list[str]) -> np.ndarray:
-    """Numbers of columns, given by number or by name."""
-    if isinstance(columns, str) or not len(columns):
-        raise ValueError(f"columns must be a list of numbers or names, got {columns!r}.")
-    numbers = []
-    for one in columns:
-        if one in names:
-            numbers.append(names.index(str(one)))
-        elif isinstance(one, int | np.integer) and -len(names) <= one < len(names):
-            numbers.append(int(one) % len(names))
-        else:
-            raise no_column("columns", one, names)
-    return np.array(numbers)
 
 
 def _panels(display: str, figure: Any, n: int, size: tuple[float, float]) -> list[Any]:

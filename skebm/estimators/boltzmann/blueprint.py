@@ -27,8 +27,7 @@ from skebm.energies import BoltzmannMachine
 from skebm.energies.pairwise import same_column
 from skebm.energies.path import unary_fields
 from skebm.estimators.base import JointBlueprint, at_least_two, chain_rows
-from skebm.estimators.tables.columns import ColumnTable
-from skebm.estimators.tables.table import UnitIntervalTable
+from skebm.estimators.tables.table import Table
 from skebm.objectives import (
     ContrastiveDivergence,
     EnumeratedLikelihood,
@@ -62,7 +61,7 @@ class BoltzmannBlueprint(JointBlueprint):
 
     Attributes
     ----------
-    table : UnitIntervalTable or ColumnTable
+    table : Table
     plan : TrainingPlan
     learning, reason : str
         The rule, and why it is the rule.
@@ -80,7 +79,7 @@ class BoltzmannBlueprint(JointBlueprint):
     chains : ChainPolicy or None
     """
 
-    table: UnitIntervalTable | ColumnTable
+    table: Table
     plan: TrainingPlan
     learning: str
     reason: str
@@ -314,7 +313,7 @@ def warn_of_unseen(unseen: np.ndarray, name_of: Callable[[int], Any]) -> None:
         )
 
 
-def entry_edges(edges: np.ndarray | None, table: Any) -> np.ndarray:
+def entry_edges(edges: np.ndarray | None, table: Table) -> np.ndarray:
     """Pairs of entries that may be coupled, (D, D), from pairs of columns of X."""
     domain = table.domain
     others: np.ndarray = ~same_column(domain).numpy()
@@ -334,11 +333,9 @@ def check_same_edges(before: np.ndarray, now: np.ndarray) -> None:
         )
 
 
-def columns_in_order(table: Any) -> list[int]:
+def columns_in_order(table: Table) -> list[int]:
     """Numbers of the columns of X in the order of the rows of the energy."""
-    if isinstance(table, ColumnTable):
-        return [*table.bits, *table.levels]
-    return list(range(table.domain.n_columns))
+    return [j for block in table.blocks for j in block.columns]
 
 
 def cost_of_sum(domain: Any) -> float:

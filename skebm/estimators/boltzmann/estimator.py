@@ -51,9 +51,9 @@ from skebm.estimators.boltzmann.blueprint import (
 from skebm.estimators.boltzmann.errors import CouplingErrors, as_errors, covariance
 from skebm.estimators.boltzmann.gauge import conditional_means, zero_sum
 from skebm.estimators.boltzmann.structure import PathResult, SparsityPath, choose_graph
-from skebm.estimators.tables.columns import ColumnTable
+from skebm.estimators.tables.blocks import NumberBlock, SpinBlock, holds_spins
 from skebm.estimators.tables.frames import as_given
-from skebm.estimators.tables.table import SpinTable, Table, UnitIntervalTable, holds_spins
+from skebm.estimators.tables.table import Table, column_table, probability_table
 from skebm.objectives.local import LOCAL_RULES
 from skebm.partition.exact import exact_draws
 from skebm.samplers import ChainPolicy, FromNoise, Gibbs, Persistent
@@ -269,17 +269,18 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
         if self._coding is not None:
             return self._learn_categories(X, weight, names)
         if self.coding == "spin" or self.coding == "auto" and holds_spins(X):
-            return SpinTable.learn_spins(X, names)
-        return UnitIntervalTable.learn(X, "auto", names)
+            return Table([SpinBlock(X.shape[1], names)])
+        return probability_table(X, "auto", names)
 
     def _learn_categories(self, X: np.ndarray, weight: np.ndarray | None, names: Any) -> Table:
         """The table of bits and categories; `ValueError` for spins and numbers among them."""
         if self.coding == "spin":
             raise ValueError('coding="spin" is for tables without categories.')
-        table = ColumnTable.learn(X, weight, self._coding, names)
-        if table.real:
+        table = column_table(X, weight, self._coding, names)
+        numbers = table.block(NumberBlock)
+        if numbers is not None:
             raise ValueError(
-                f"Column {table.names[table.real[0]]!r} holds numbers other than 0 and 1. A "
+                f"Column {numbers.name_of(0)} holds numbers other than 0 and 1. A "
                 "Boltzmann machine has bits and categories: bin the column (KBinsDiscretizer), "
                 "or list it in categorical_features."
             )
@@ -290,7 +291,7 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
     ) -> BoltzmannBlueprint:
         learning, reason = choose_rule(self.learning, table.domain)
         plan = self._plan(learning, rows, streaming=streaming)
-        l1, l2 = self._penalties(learning, isinstance(table, SpinTable))
+        l1, l2 = self._penalties(learning, table.block(SpinBlock) is not None)
         if before is not None:
             last = self._blueprint
             unseen, base, start, edges = last.unseen, last.base, last.start, last.edges
@@ -592,7 +593,7 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
         with torch.no_grad():
             draws = () if blueprint.learning in LOCAL_RULES else self._states_of_the_model()
             found = covariance(energy, blueprint.learning, rows, draws)
-            couplings, bias = as_errors(energy, found, isinstance(blueprint.table, SpinTable))
+            couplings, bias = as_errors(energy, found, self._has_spins)
         order = self._entry_order()
         return CouplingErrors(couplings.numpy()[order][:, order], bias.numpy()[order])
 
@@ -624,8 +625,6 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
     def _entry_order(self) -> list[int]:
         """Entries of rows of the energy in the order of the columns of X."""
         table = self._blueprint.table
-        if not isinstance(table, ColumnTable):
-            return list(range(table.domain.n_columns))
         order, widths = columns_in_order(table), table.groups
         first = dict(zip(order, np.cumsum([0, *widths[:-1]]).tolist(), strict=True))
         width = dict(zip(order, widths, strict=True))
@@ -703,7 +702,7 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
 
     @property
     def _has_spins(self) -> bool:
-        return isinstance(self._blueprint.table, SpinTable)
+        return self._blueprint.table.block(SpinBlock) is not None
 
     @property
     def coding_(self) -> str:

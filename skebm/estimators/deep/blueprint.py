@@ -14,7 +14,7 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm._validation import warn
-from skebm.base import Binary, Objective, sampling
+from skebm.base import Objective, sampling
 from skebm.base.units import Bernoulli
 from skebm.distributions import Distribution, IndependentBernoulli
 from skebm.energies.deep import BernoulliDBM, HiddenGiven, Layers, MixedDBM
@@ -28,7 +28,7 @@ from skebm.estimators.deep.meanfield import (
     refined,
     solve,
 )
-from skebm.estimators.deep.rows import FIRST_MEAN, LayeredTable
+from skebm.estimators.deep.rows import FIRST_MEAN, HiddenEntries
 from skebm.estimators.rbm.blueprint import (
     N_COMPLETIONS,
     SCALE_ON_TREES,
@@ -39,7 +39,8 @@ from skebm.estimators.rbm.choice import BaseChoice
 from skebm.estimators.rbm.hidden import BinaryLayer
 from skebm.estimators.rbm.safety import against_log_z
 from skebm.estimators.tables.bases import TREES, redraw
-from skebm.estimators.tables.columns import ColumnTable
+from skebm.estimators.tables.blocks import NumberBlock
+from skebm.estimators.tables.table import Table
 from skebm.objectives import AssessedDivergence, pseudo_log_likelihood
 from skebm.samplers import FromData, Persistent
 from skebm.training.guard import Assess, Assessment
@@ -62,7 +63,6 @@ class DeepBlueprint(RBMBlueprint):
 
     Attributes
     ----------
-    table : LayeredTable
     base : Distribution
         Of x.
     layers : Layers
@@ -72,15 +72,16 @@ class DeepBlueprint(RBMBlueprint):
         Of the greedy training.
     """
 
-    table: LayeredTable  # type: ignore[assignment]
     layers: Layers
     mean_field: MeanField
     pretraining: str | None
     seed: int
 
     @property
-    def is_mixed(self) -> bool:
-        return not isinstance(self.table.visible.domain, Binary)
+    def hidden(self) -> HiddenEntries:
+        """The hidden entries of training rows."""
+        assert isinstance(self.table.layout, HiddenEntries)
+        return self.table.layout
 
     @property
     def bits(self) -> Tensor:
@@ -117,7 +118,7 @@ class DeepBlueprint(RBMBlueprint):
         )
         generator = torch.Generator(rows.device).manual_seed(self.seed)
         base = self.base.to(rows.device, rows.dtype)
-        pretrain(energy, self.layers, base, self.table.without(rows), settings, generator)
+        pretrain(energy, self.layers, base, self.hidden.without(rows), settings, generator)
 
     def base_alone(self, net: EnergyNet, rows: Rows) -> DeepBlueprint:
         """The base, without the weights of the greedy training, which may be worse than it."""
@@ -142,11 +143,11 @@ class DeepBlueprint(RBMBlueprint):
         """Mean-field steps for the hidden entries; a Gibbs step for missing columns of X."""
         steps = STREAMING_STEPS if self.streaming else self.mean_field.n_train_steps
         d = self.layers.n_visible
-        if self.table.completes and self.layers.n_beside:
+        if self.hidden.completes and self.layers.n_beside:
             drawn = torch.cat([x[:, :d], Bernoulli(x[:, d:]).sample(generator)], 1)
             drawn = super().complete(energy, drawn, known, generator)
             x = torch.cat([drawn[:, :d], x[:, d:]], 1)
-        elif self.table.completes:
+        elif self.hidden.completes:
             x = super().complete(energy, x, known, generator)
         if not self.layers.n_beside:
             return x
@@ -157,11 +158,11 @@ class DeepBlueprint(RBMBlueprint):
 
     def completed(self, rows: Rows, generator: torch.Generator) -> Rows:
         """Held-out rows, or copies that draws of the base complete where columns are missing."""
-        if not self.table.completes:
+        if not self.hidden.completes:
             return rows
-        found = self.table.without(rows).copies(N_COMPLETIONS)
+        found = self.hidden.without(rows).copies(N_COMPLETIONS)
         redraw(self.base, found, generator)
-        self.table.extend(found)
+        self.hidden.extend(found)
         return found
 
     def assessment(self) -> Assess:
@@ -181,12 +182,12 @@ class DeepBlueprint(RBMBlueprint):
         return VariationalEnergy(energy.padded(), self.layers, domain, self.mean_field).eval()
 
     def proper_score(self, rows: Rows, energy: Any) -> Tensor:
-        if self.is_mixed and getattr(self.table.visible, "real", None):
+        if self.table.block(NumberBlock) is not None:
             raise ValueError(
                 "score without log Z is a pseudo-likelihood of bits and categories, and X has real "
                 'columns: use partition="auto".'
             )
-        return self.table.without(rows).map(lambda x: pseudo_log_likelihood(energy, x))
+        return self.hidden.without(rows).map(lambda x: pseudo_log_likelihood(energy, x))
 
     @torch.no_grad()
     def partition_input(self, name: str, energy: Any, net: EnergyNet, reference: Tensor) -> Any:
@@ -207,11 +208,9 @@ class DeepBlueprint(RBMBlueprint):
 
     def check_trained(self, net: EnergyNet, rows: Rows) -> None:
         super().check_trained(net, rows)
-        if self.is_mixed and isinstance(self.table.visible, ColumnTable):
-            self.check_widths(net.module_.energy, self.table.visible)
         if not self.layers.n_beside:
             return
-        x = self.table.without(rows).block(0, 100)
+        x = self.hidden.without(rows).block(0, 100)
         with torch.no_grad(), sampling(net.module_.energy):
             given = HiddenGiven(net.module_.energy, self.layers, x)
             found = solve(given, self.mean_field.tol, self.mean_field.max_steps)
@@ -259,7 +258,7 @@ def assess_deep(
 
 def design_deep(
     estimator: Any,
-    table: LayeredTable,
+    table: Table,
     layers: Layers,
     base: Distribution,
     rows: Rows,
@@ -279,10 +278,9 @@ def design_deep(
     )
     name = estimator.base if isinstance(estimator.base, str) else None
     chosen = BaseChoice(name, layers.n_between, "as given")
-    found = design(asked, table.visible, base, chosen, rows, streaming=streaming)
+    found = design(asked, table, base, chosen, rows, streaming=streaming)
     greedy = params["pretraining"] == "layerwise" and not streaming
     own = {
-        "table": table,
         "layers": layers,
         "mean_field": MeanField() if params["mean_field"] is None else clone(params["mean_field"]),
         "pretraining": "layerwise" if greedy else None,

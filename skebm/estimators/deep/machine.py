@@ -25,7 +25,7 @@ from skebm.estimators.base import (
 from skebm.estimators.deep.blueprint import DeepBlueprint, design_deep, warn_unless_converged
 from skebm.estimators.deep.meanfield import MeanField, PosteriorMeans, recognition_maps
 from skebm.estimators.deep.module import sigmoid_network
-from skebm.estimators.deep.rows import LayeredTable
+from skebm.estimators.deep.rows import HiddenEntries
 from skebm.estimators.rbm.blueprint import Trials
 from skebm.estimators.rbm.choice import BaseChoice
 from skebm.estimators.rbm.drawing import LayersDensityMixin
@@ -35,11 +35,7 @@ from skebm.estimators.tables.bases import (
     check_base_stays,
     fit_completed,
 )
-from skebm.estimators.tables.columns import (
-    fit_table_base,
-    learn_columns,
-)
-from skebm.estimators.tables.table import Table
+from skebm.estimators.tables.table import Table, fit_table_base, learn_columns
 from skebm.objectives import Centering, Penalty
 from skebm.samplers import FromData, Gibbs, Persistent
 from skebm.training import SGD, EarlyStopping
@@ -269,19 +265,20 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
     def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
         return {"accept_sparse": "csr", "ensure_all_finite": "allow-nan"}
 
-    def _learn_table(self, X: Any, weight: np.ndarray | None) -> LayeredTable:
+    def _learn_table(self, X: Any, weight: np.ndarray | None) -> Table:
         sizes = hidden_sizes(self.hidden_layer_sizes)
         visible = learn_columns(self, X, weight)
         layers = Layers((visible.domain.n_columns, *sizes))
         n_numbers = 3.0 * layers.n_between * layers.n_row + float(X.shape[0]) * layers.n_row
         what = f"hidden_layer_sizes={self.hidden_layer_sizes} with {layers.n_visible} columns"
         check_memory(what, n_numbers, getattr(torch, self.dtype))
-        return LayeredTable(visible, layers.n_beside)
+        return visible.in_layout(HiddenEntries(layers.n_visible, layers.n_beside))
 
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
     ) -> DeepBlueprint:
-        assert isinstance(table, LayeredTable)
+        hidden = table.layout
+        assert isinstance(hidden, HiddenEntries)
         layers = Layers((table.domain.n_columns, *hidden_sizes(self.hidden_layer_sizes)))
         if before is not None:
             last = self._blueprint
@@ -298,8 +295,8 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
         seed = draw_seed(self.random_state_)
 
         def fitted(name: str | None, some: Rows) -> Distribution:
-            fit = functools.partial(fit_table_base, self.base, table=table.visible)
-            return fit_completed(fit, table.without(some))
+            fit = functools.partial(fit_table_base, self.base, table=table)
+            return fit_completed(fit, hidden.without(some))
 
         def plan(base: Distribution, chosen: BaseChoice, some: Rows) -> DeepBlueprint:
             return design_deep(self, table, layers, base, some, seed, streaming=streaming)
@@ -321,8 +318,7 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
 
     def _energies(self, rows: Rows, *, likely: bool = False) -> np.ndarray:
         """Energies of rows of X, with or without hidden entries; of known entries where missing."""
-        table = self._blueprint.table
-        rows = table.without(rows)
+        rows = self._blueprint.hidden.without(rows)
         if not rows.has_missing() and rows.known is None:
             return super()._energies(rows, likely=likely)
         x = rows.block(0, len(rows))
@@ -504,9 +500,7 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
         if n_outputs is not None:
             whole_number("n_outputs", n_outputs, 1)
         first, *others = recognition_maps(self.energy_, self._blueprint.layers)
-        return sigmoid_network(
-            [first.on_columns(self._blueprint.table.visible), *others], n_outputs
-        )
+        return sigmoid_network([first.on_columns(self._blueprint.table), *others], n_outputs)
 
     # ---------------------------------------------------------------- fitted attributes
 

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from skebm.estimators.tables.columns import ColumnTable
-from skebm.estimators.tables.table import Table, UnitIntervalTable
+from skebm.estimators.tables.table import Table
 
 
 class Map(NamedTuple):
@@ -32,29 +31,19 @@ class Map(NamedTuple):
 
         `ValueError` where columns are categories.
         """
-        if isinstance(table, ColumnTable):
-            return self._on_mixed_columns(table)
-        assert isinstance(table, UnitIntervalTable)
-        columns, low, width = table.scaling.columns, table.scaling.low, table.scaling.width
-        return self._scaled(self.weight.copy(), columns, low, width)
-
-    def _on_mixed_columns(self, table: ColumnTable) -> Map:
-        if table.coding is not None and table.coding.levels:
-            names = [table.names[j] for j in table.coding.levels]
+        if table.coding is not None:
+            names = [table.coding.names[j] for j in table.coding.levels]
             raise ValueError(
                 f"Columns {names} are categories, of which a linear layer takes no codes: encode "
                 "them first, as by OneHotEncoder, and fit the network to the result."
             )
-        units, columns, n_bits = table.units, table.real, len(table.bits)
-        low, width = (units.centre, units.scale) if columns else (np.zeros(0), np.ones(0))
-        ordered = np.empty_like(self.weight)
-        ordered[:, table.bits] = self.weight[:, :n_bits]
-        ordered[:, columns] = self.weight[:, n_bits:]
-        return self._scaled(ordered, columns, low, width)
-
-    def _scaled(self, weight: np.ndarray, columns: Any, low: Any, width: Any) -> Map:
-        weight[:, columns] = weight[:, columns] / width
-        return Map(weight, self.bias - weight[:, columns] @ low)
+        weight, bias = np.empty_like(self.weight), self.bias
+        for block, place in table.places():
+            weight[:, block.columns] = self.weight[:, place]
+            columns, low, width = block.scaling_of_columns()
+            weight[:, columns] = weight[:, columns] / width
+            bias = bias - weight[:, columns] @ low
+        return Map(weight, bias)
 
 
 def sigmoid_network(maps: Sequence[Map], n_outputs: int | None) -> nn.Sequential:

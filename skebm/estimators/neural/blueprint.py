@@ -41,8 +41,8 @@ from skebm.estimators.tables.bases import (
     fit_real_bases,
     noise_level,
 )
-from skebm.estimators.tables.columns import Coding, ColumnTable
-from skebm.estimators.tables.table import FlatTable, choose_domain
+from skebm.estimators.tables.columns import Coding
+from skebm.estimators.tables.table import Table, choose_domain, column_table, one_kind_table
 from skebm.objectives import boundary_weight, pseudo_log_likelihood
 from skebm.objectives.log_partition import LogPartitionMonitor
 from skebm.samplers import (
@@ -244,7 +244,7 @@ class NeuralBlueprint(JointBlueprint):
 
     Attributes
     ----------
-    table : FlatTable or ColumnTable
+    table : Table
     plan : TrainingPlan
     rule : Rule
     network_config : object
@@ -257,7 +257,7 @@ class NeuralBlueprint(JointBlueprint):
         Smallest and largest noise level of an energy with several.
     """
 
-    table: FlatTable | ColumnTable
+    table: Table
     plan: TrainingPlan
     rule: Rule
     network_config: Any
@@ -390,7 +390,7 @@ class NeuralBlueprint(JointBlueprint):
 
     def proper_score(self, rows: Rows, energy: NeuralEnergy) -> Tensor:
         """Minus the Hyvärinen score in units of X, or the pseudo-likelihood of discrete rows."""
-        if isinstance(self.table, ColumnTable):
+        if self.table.by_column:
             raise ValueError(
                 "partition=None leaves no score for rows of several kinds of columns: use "
                 'partition="auto".'
@@ -566,23 +566,23 @@ def accepted_input(estimator: Any, domain: Any, *, reset: bool) -> dict[str, Any
 
 def learn_column_table(
     estimator: Any, X: np.ndarray, weight: np.ndarray | None, coding: Coding | None
-) -> ColumnTable:
+) -> Table:
     """Table of columns of several kinds; `ValueError` for settings of real columns."""
     refuse_real_settings(estimator, "of several kinds of columns")
     if not estimator.standardize:
         raise ValueError(
             "standardize=False is for real columns alone: beside others they are standardised."
         )
-    return ColumnTable.learn(X, weight, coding, getattr(estimator, "feature_names_in_", None))
+    return column_table(X, weight, coding, getattr(estimator, "feature_names_in_", None))
 
 
 def learn_any_table(
     estimator: Any, X: Any, weight: np.ndarray | None, *, domain: Any, bounds: Any
-) -> FlatTable:
+) -> Table:
     """Table of the columns of X, with the type given by the parameters `domain` and `bounds`."""
     domain = choose_domain(X, domain, estimator.sampler, bounds)
     kind: dict[str, Any] = {"bounds": bounds, "standardize": estimator.standardize}
-    table = FlatTable.learn(X, weight, domain=domain, **kind)
+    table = one_kind_table(X, weight, domain=domain, **kind)
     if table.discrete:
         refuse_real_settings(estimator, domain)
     return table
@@ -592,7 +592,7 @@ def fit_any_bases(
     estimator: Any,
     base: Any,
     rows: Rows,
-    table: FlatTable | ColumnTable,
+    table: Table,
     *,
     adds_noise: bool = True,
     deconvolve: bool = False,
@@ -601,7 +601,7 @@ def fit_any_bases(
     """Fit the base of rows of any type, and determine the noise level of training."""
     seed = draw_seed(estimator.random_state_)
     check_base_kind(base, table.domain)
-    if isinstance(table, ColumnTable):
+    if table.by_column:
         of_columns = fit_mixed_base(base, rows, table.domain)
         return Bases(of_columns, of_columns), None
     if table.discrete:

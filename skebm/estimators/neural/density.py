@@ -39,8 +39,9 @@ from skebm.estimators.neural.objectives import (
     objective_of,
 )
 from skebm.estimators.tables.bases import COLUMN_BASES, REAL_BASES, MixtureBase
-from skebm.estimators.tables.columns import Coding, ColumnTable
-from skebm.estimators.tables.table import FlatTable, Table, has_only_bits
+from skebm.estimators.tables.blocks import has_only_bits
+from skebm.estimators.tables.columns import Coding
+from skebm.estimators.tables.table import Table
 from skebm.training.rows import Rows
 
 if TYPE_CHECKING:
@@ -271,7 +272,7 @@ class NeuralDensity(NeuralMixin, BaseDensity):
             self._has_booleans = bool(boolean_columns(X))
         return validate_coded(self, X, super()._validate, Coding.learn, **kwargs)
 
-    def _learn_table(self, X: Any, weight: np.ndarray | None) -> FlatTable | ColumnTable:
+    def _learn_table(self, X: Any, weight: np.ndarray | None) -> Table:
         objective, bounds = self._training_objective(), self._setting("bounds")
         domain = self._domain_setting(objective)
         if objective.codes_categories:
@@ -284,7 +285,6 @@ class NeuralDensity(NeuralMixin, BaseDensity):
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
     ) -> NeuralBlueprint:
-        assert isinstance(table, FlatTable | ColumnTable)
         objective, base = self._training_objective(), self._setting("base")
         objective.check(self)
         if before is None:

@@ -52,7 +52,7 @@ from skebm.estimators.neural.sampling import (
     chains_at_temperature,
     draw_by_chains,
 )
-from skebm.estimators.tables.table import FlatTable, Table
+from skebm.estimators.tables.table import Table
 from skebm.objectives import JointLikelihood
 from skebm.objectives.joint import FORMS, likeliest_power
 from skebm.objectives.log_partition import LogPartitionMonitor
@@ -405,13 +405,12 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
     def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
         return accepted_input(self, self.domain, reset=reset)
 
-    def _learn_table(self, X: Any, weight: np.ndarray | None) -> FlatTable:
+    def _learn_table(self, X: Any, weight: np.ndarray | None) -> Table:
         return learn_any_table(self, X, weight, domain=self.domain, bounds=self.bounds)
 
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
     ) -> NeuralBlueprint:
-        assert isinstance(table, FlatTable)
         asked = (
             self.objective if isinstance(self.objective, Hybrid) else Hybrid(form=self.objective)
         )

@@ -27,9 +27,9 @@ from skebm.estimators.neural.sampling import (
     draw_by_chains,
     impute_rows,
 )
-from skebm.estimators.tables.columns import ColumnTable
 from skebm.estimators.tables.frames import as_given
-from skebm.estimators.tables.table import Units, is_far
+from skebm.estimators.tables.table import Table, is_far
+from skebm.estimators.tables.units import Units
 
 
 class NeuralMixin(PartitionMixin):
@@ -89,7 +89,7 @@ class NeuralMixin(PartitionMixin):
         chains = chains_at_temperature(self._chains(), energy, temperature)
         if given is None:
             return table.invert(draw_by_chains(energy, chains, n, generator, n_steps)[:n_samples])
-        if isinstance(table, ColumnTable):
+        if table.by_column:
             raise ValueError(
                 "given= is a row of numbers, and these columns are of several kinds: use impute on "
                 "rows with missing entries."
@@ -209,7 +209,7 @@ class NeuralMixin(PartitionMixin):
         rows, generator = self._rows(X), self._generator(random_state)
         sampler, x = self.sampler_, rows.block(0, len(rows))
         mean = discrete_posterior_mean(self.energy_, sampler, x, float(level), generator, n_steps)
-        if isinstance(table, ColumnTable):
+        if table.by_column:
             return table.invert(mean)
         return mean.cpu().double().numpy().reshape(-1, *self.row_shape_)
 
@@ -295,7 +295,7 @@ class NeuralMixin(PartitionMixin):
 
 
 @contextlib.contextmanager
-def _far_rows_named(table: Any, x: Tensor, number: Callable[[int], int]) -> Iterator[None]:
+def _far_rows_named(table: Table, x: Tensor, number: Callable[[int], int]) -> Iterator[None]:
     """Say which row of X is too far away where chains cannot start; `number` is its place in X."""
     far = is_far(x)
     try:

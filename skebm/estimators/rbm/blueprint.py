@@ -59,8 +59,7 @@ from skebm.estimators.tables.bases import (
     fit_completed,
     redraw,
 )
-from skebm.estimators.tables.columns import ColumnTable, fit_table_base
-from skebm.estimators.tables.table import Table, UnitIntervalTable
+from skebm.estimators.tables.table import Table, fit_table_base
 from skebm.objectives import (
     CenteredObjective,
     Centering,
@@ -121,7 +120,7 @@ class RBMBlueprint(GuardedBlueprint, JointBlueprint):
 
     Attributes
     ----------
-    table : UnitIntervalTable or ColumnTable
+    table : Table
     plan : TrainingPlan
         Full-batch L-BFGS if the likelihood is exact and no setting requires stochastic steps.
     base : Distribution
@@ -153,7 +152,7 @@ class RBMBlueprint(GuardedBlueprint, JointBlueprint):
         rows were.
     """
 
-    table: UnitIntervalTable | ColumnTable
+    table: Table
     plan: TrainingPlan
     base: Distribution
     base_name: str | None
@@ -373,8 +372,9 @@ class RBMBlueprint(GuardedBlueprint, JointBlueprint):
         It has not if held-out rows were still becoming more likely when it ended, or had not yet
         begun to.
         """
-        if self.is_mixed and isinstance(self.table, ColumnTable):
-            self.check_widths(net.module_.energy, self.table)
+        narrow = self.units.narrow(net.module_.energy, self.table) if self.is_mixed else ""
+        if narrow:
+            warn(narrow, ConvergenceWarning)
         if self.by_halves and self.plan.n_iter == 0:
             warn(
                 f"Models of one half of the {len(rows)} rows never made the other half more likely "
@@ -408,12 +408,6 @@ class RBMBlueprint(GuardedBlueprint, JointBlueprint):
                 "remains, the base explains these columns."
             )
         return ""
-
-    def check_widths(self, energy: Any, table: ColumnTable) -> None:
-        """Warn of variances that collapsed."""
-        narrow = self.units.narrow(energy, table)
-        if narrow:
-            warn(narrow, ConvergenceWarning)
 
     def scoring_energy(self, energy: Any) -> Any:
         return energy.padded()
@@ -565,7 +559,6 @@ def designed(
 
     `before` is the net of an earlier fit that goes on, with its base.
     """
-    assert isinstance(table, UnitIntervalTable | ColumnTable)
     if before is not None:
         return _going_on(estimator, rows, table, streaming=streaming)
 
@@ -609,7 +602,7 @@ def designed(
 def _going_on(
     estimator: Any,
     rows: Rows,
-    table: UnitIntervalTable | ColumnTable,
+    table: Table,
     *,
     streaming: bool,
 ) -> RBMBlueprint:
@@ -639,7 +632,7 @@ def without_guards(rows: Rows, seed: int) -> tuple[Rows, Rows]:
     )
 
 
-def fit_named_base(asked: Any, rows: Rows, table: UnitIntervalTable | ColumnTable) -> Distribution:
+def fit_named_base(asked: Any, rows: Rows, table: Table) -> Distribution:
     """Fit the named base to rows of a table, or check that a given one covers them."""
     return fit_completed(lambda completed: fit_table_base(asked, completed, table), rows)
 
@@ -674,7 +667,7 @@ def _base_names(found: RBMBlueprint, first: BaseChoice) -> list[str | None]:
 
 def design(
     estimator: Any,
-    table: UnitIntervalTable | ColumnTable,
+    table: Table,
     base: Distribution,
     chosen: BaseChoice,
     rows: Rows,
@@ -847,9 +840,7 @@ def _steps_are_ours(estimator: Any, learning: str, *, stochastic: bool, streamin
     return bool(rate == size == "auto" and not line_search and not streaming)
 
 
-def is_guarded(
-    estimator: Any, table: UnitIntervalTable | ColumnTable, rows: Rows, *, streaming: bool
-) -> bool:
+def is_guarded(estimator: Any, table: Table, rows: Rows, *, streaming: bool) -> bool:
     """Whether some rows are to guard a training that there is."""
     if len(rows) < FEWEST_ROWS or _asked_epochs(estimator) == 0:
         return False
@@ -871,9 +862,7 @@ def _default_batch_size(n_rows: int, n_iter: int | str) -> int:
     return min(100, max(10, wanted))
 
 
-def _rule(
-    estimator: Any, table: UnitIntervalTable | ColumnTable, *, stochastic: bool
-) -> tuple[str, ChainPolicy | None]:
+def _rule(estimator: Any, table: Table, *, stochastic: bool) -> tuple[str, ChainPolicy | None]:
     """The learning rule, by default exact if that is cheap, and its chains.
 
     There is no exact rule for other units than bits, and none without chains for real ones.
@@ -920,9 +909,7 @@ def _rule(
     return learning, chains if chains.n_steps is not None else chains.set_params(n_steps=n_steps)
 
 
-def _check_discrete(
-    learning: str, table: UnitIntervalTable | ColumnTable, takes_bits: bool
-) -> None:
+def _check_discrete(learning: str, table: Table, takes_bits: bool) -> None:
     """Raise `ValueError` for real columns, which have no neighbouring states."""
     if any(isinstance(kind, Real) for kind in parts_of(table.domain)):
         bits = ', or visible="bernoulli" where they are probabilities' if takes_bits else ""

@@ -22,8 +22,7 @@ from skebm.estimators.rbm.blueprint import GAIN, LEAST_RISE, of_layers
 from skebm.estimators.rbm.hidden import HIDDEN_BIAS
 from skebm.estimators.rbm.safety import assess
 from skebm.estimators.tables.bases import column_means
-from skebm.estimators.tables.columns import ColumnTable
-from skebm.estimators.tables.table import UnitIntervalTable
+from skebm.estimators.tables.table import Table
 from skebm.objectives import Centering, ClassLikelihood, Penalty
 from skebm.objectives.joint import UNKNOWN
 from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
@@ -62,7 +61,7 @@ class ClassBlueprint(JointBlueprint):
 
     Attributes
     ----------
-    table : UnitIntervalTable or ColumnTable
+    table : Table
     plan : TrainingPlan
     base : Distribution
     base_name : str or None
@@ -82,7 +81,7 @@ class ClassBlueprint(JointBlueprint):
         and where the model makes its rows no more likely than the base does.
     """
 
-    table: UnitIntervalTable | ColumnTable
+    table: Table
     plan: TrainingPlan
     base: Distribution
     base_name: str | None

@@ -41,8 +41,7 @@ from skebm.estimators.rbm.class_blueprint import (
 )
 from skebm.estimators.rbm.drawing import LayersMixin, draw_visible
 from skebm.estimators.tables.bases import COLUMN_BASES, check_base_stays
-from skebm.estimators.tables.columns import ColumnTable, fit_table_base, learn_columns
-from skebm.estimators.tables.table import Table, UnitIntervalTable
+from skebm.estimators.tables.table import Table, fit_table_base, learn_columns
 from skebm.objectives import Centering, Penalty
 from skebm.samplers import ChainPolicy, Gibbs, Persistent
 from skebm.training import SGD, EarlyStopping
@@ -251,13 +250,12 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
     def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
         return {"accept_sparse": "csr"}
 
-    def _learn_table(self, X: Any, weight: np.ndarray | None) -> UnitIntervalTable | ColumnTable:
+    def _learn_table(self, X: Any, weight: np.ndarray | None) -> Table:
         return learn_columns(self, X, weight)
 
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
     ) -> ClassBlueprint:
-        assert isinstance(table, UnitIntervalTable | ColumnTable)
         if before is None:
             base = fit_table_base(self.base, rows, table)
             name = self.base if isinstance(self.base, str) else None

@@ -28,9 +28,10 @@ from skebm.estimators.rbm.drawing import BLOCK, LayersDensityMixin
 from skebm.estimators.rbm.hidden import BinaryLayer, HiddenLayer, HiddenUnits
 from skebm.estimators.rbm.missing import hidden_means, log_sums
 from skebm.estimators.tables.bases import COLUMN_BASES
-from skebm.estimators.tables.columns import Coding, ColumnTable
+from skebm.estimators.tables.blocks import ProbabilityBlock
+from skebm.estimators.tables.columns import Coding
 from skebm.estimators.tables.frames import as_given
-from skebm.estimators.tables.table import Table, UnitIntervalTable
+from skebm.estimators.tables.table import Table
 from skebm.objectives import Centering, Penalty
 from skebm.objectives.local import LOCAL_RULES
 from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
@@ -409,7 +410,7 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
     def _learn_coding(self, X: Any, asked: Any) -> Coding | None:
         return self._hidden.coding(X, asked)
 
-    def _learn_table(self, X: Any, weight: np.ndarray | None) -> UnitIntervalTable | ColumnTable:
+    def _learn_table(self, X: Any, weight: np.ndarray | None) -> Table:
         return self._hidden.table(self, X, weight)
 
     def _design(
@@ -617,7 +618,8 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
             self.energy_, rows.block(0, len(rows)), 1, generator
         )
         table = self._blueprint.table
-        if not isinstance(table, UnitIntervalTable) or len(table.scaling.columns):
+        bits = table.block(ProbabilityBlock)
+        if bits is None or len(bits.scaling.columns):
             return table.invert(state.x)
         return state.x.cpu().numpy().astype(bool)
 
@@ -715,10 +717,10 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
     def scaling_(self) -> MinMax:
         """Columns that were scaled to [0, 1], their minima and ranges."""
         check_is_fitted(self)
-        table = self._blueprint.table
-        if not isinstance(table, UnitIntervalTable):
+        bits = self._blueprint.table.block(ProbabilityBlock)
+        if bits is None:
             raise AttributeError("There is no scaling_: real columns are Gaussian units.")
-        return table.scaling
+        return bits.scaling
 
     @property
     def learning_(self) -> str:

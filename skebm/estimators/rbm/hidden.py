@@ -21,8 +21,8 @@ from skebm.distributions.independent import blocks_of
 from skebm.energies import BernoulliRBM, MixedRBM
 from skebm.energies.rbm.mixed import MAX_LOG_PRECISION
 from skebm.estimators.rbm.choice import USUAL
-from skebm.estimators.tables.columns import Coding, ColumnTable, learn_columns
-from skebm.estimators.tables.table import Table, UnitIntervalTable
+from skebm.estimators.tables.columns import Coding
+from skebm.estimators.tables.table import Table, learn_columns
 from skebm.objectives import Centering, ExactLikelihood, Penalty, pseudo_log_likelihood
 
 # Initial hidden biases, at which units are on in a quarter of the rows. With a centred gradient,
@@ -111,13 +111,13 @@ class HiddenUnits(abc.ABC):
         """Parameters that were `asked` for and that these units do not use, with the reasons."""
         return {}
 
-    def narrow(self, energy: Any, table: ColumnTable) -> str:
+    def narrow(self, energy: Any, table: Table) -> str:
         """A warning of variances of real columns that are the least allowed; empty for none."""
         held = (energy.log_precision >= MAX_LOG_PRECISION).nonzero().ravel().tolist()
         if not held:
             return ""
         return (
-            f"The variances of columns {[table.names[table.real[i]] for i in held]} given the "
+            f"The variances of columns {table.names_of_numbers(held)} given the "
             f"hidden units became the least that is allowed, {math.exp(-MAX_LOG_PRECISION):.0e} of "
             "those of the columns, which are constant or have few distinct values. Drop them, or "
             "list them in categorical_features."
@@ -228,9 +228,7 @@ class HiddenLayer(BaseEstimator, abc.ABC):
         """The categorical columns of X, of which `asked` is the parameter; None without any."""
         return Coding.learn(X, asked)
 
-    def table(
-        self, estimator: Any, X: Any, weight: np.ndarray | None
-    ) -> UnitIntervalTable | ColumnTable:
+    def table(self, estimator: Any, X: Any, weight: np.ndarray | None) -> Table:
         """The columns of validated X, at the first fit of an estimator."""
         return learn_columns(estimator, X, weight)
 

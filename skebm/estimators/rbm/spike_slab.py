@@ -21,8 +21,9 @@ from skebm.estimators._docs import shared_docs
 from skebm.estimators.base import assign_parameters
 from skebm.estimators.rbm.estimator import RBMEstimator
 from skebm.estimators.rbm.hidden import HiddenLayer, HiddenUnits
-from skebm.estimators.tables.columns import ColumnTable
-from skebm.estimators.tables.table import Table, check_known, learn_units
+from skebm.estimators.tables.blocks import check_known
+from skebm.estimators.tables.table import Table, number_table, shown_names
+from skebm.estimators.tables.units import learn_units
 from skebm.objectives import Centering
 
 # Learning rate and hidden bias: on digits rates of 0.03 and 0.05 end alike, and from 0.05 on chains
@@ -81,14 +82,14 @@ class SlabUnits(HiddenUnits):
     def learning_rate(self, base: Distribution) -> float:
         return RATE
 
-    def narrow(self, energy: SpikeSlabEnergy, table: ColumnTable) -> str:
+    def narrow(self, energy: SpikeSlabEnergy, table: Table) -> str:
         """Columns along which a precision is the largest allowed, of the units or of the base."""
         held = energy.weight.square().sum(1) >= MAX_PRECISION * (1 - 1e-5)
         along = energy.frame.transposed(energy.weight[held]).abs().argmax(1).tolist()
         along += (energy.log_precision >= MAX_LOG_PRECISION).nonzero().ravel().tolist()
         if not along:
             return ""
-        names = [table.names[table.real[i]] for i in sorted(set(along))]
+        names = table.names_of_numbers(sorted(set(along)))
         units = held.nonzero().ravel().tolist()
         return (
             f"Variances along columns {names} became the least that is allowed, "
@@ -99,7 +100,6 @@ class SlabUnits(HiddenUnits):
 
     def proper_score(self, energy: SpikeSlabEnergy, table: Table) -> Callable[[Tensor], Tensor]:
         """Minus the Hyvarinen score in the units of the data."""
-        assert isinstance(table, ColumnTable)
         scale = energy.base.mean.new_tensor(table.units.scale)
 
         def score(x: Tensor) -> Tensor:
@@ -121,7 +121,6 @@ class SlabUnits(HiddenUnits):
         return energy.slabs(x) if self.features == "slabs" else super().means(energy, x)
 
     def filters(self, energy: SpikeSlabEnergy, table: Table) -> np.ndarray:
-        assert isinstance(table, ColumnTable)
         moved = energy.frame.rows(energy.weight.detach()) - energy.frame.centre
         found: np.ndarray = moved.double().cpu().numpy() * table.units.scale
         return found
@@ -192,19 +191,18 @@ class SpikeSlab(HiddenLayer):
                 "takes them as they are."
             )
 
-    def table(self, estimator: Any, X: Any, weight: np.ndarray | None) -> ColumnTable:
+    def table(self, estimator: Any, X: Any, weight: np.ndarray | None) -> Table:
         """Real columns, all of them."""
         if estimator.visible != "auto":
             raise ValueError(
                 f"visible={estimator.visible!r} is not for {self}, which takes all columns as "
                 'numbers: use visible="auto", or hidden="binary".'
             )
-        given = getattr(estimator, "feature_names_in_", None)
-        names = [f"x{j}" for j in range(X.shape[1])] if given is None else [str(n) for n in given]
+        names = shown_names(getattr(estimator, "feature_names_in_", None), X.shape[1])
         check_known(X, names)
         # In C order, as another memory layout would change the rounding.
         units = learn_units(np.ascontiguousarray(X), weight, True, None, names)
-        return ColumnTable(None, [], [], [], units, list(range(X.shape[1])), names)
+        return number_table(units, names)
 
 
 @shared_docs

@@ -18,7 +18,8 @@ from skebm.distributions.independent import blocks_of
 from skebm.energies import MixedRBM, TemporalEnergy
 from skebm.energies.rbm.temporal import RowwiseRBM, exact_log_z
 from skebm.estimators.base import GuardedBlueprint, stopping_of
-from skebm.estimators.sequences.table import SequenceTable
+from skebm.estimators.sequences.table import FrameWindows
+from skebm.estimators.tables.table import Table
 from skebm.objectives.temporal import TemporalDivergence
 from skebm.partition.given import (
     ConditionalAIS,
@@ -64,7 +65,7 @@ class TemporalBlueprint(GuardedBlueprint):
 
     Attributes
     ----------
-    table : SequenceTable
+    table : Table
     plan : TrainingPlan
     base : Distribution
         Of a frame.
@@ -81,7 +82,7 @@ class TemporalBlueprint(GuardedBlueprint):
         Whether held-out frames guard the training.
     """
 
-    table: SequenceTable
+    table: Table
     plan: TrainingPlan
     base: Distribution
     base_name: str | None
@@ -93,6 +94,12 @@ class TemporalBlueprint(GuardedBlueprint):
     n_windows: int
     guarded: bool
 
+    @property
+    def n_targets(self) -> int:
+        """Number of frames of a window that are trained on."""
+        assert isinstance(self.table.layout, FrameWindows)
+        return self.table.layout.n_targets
+
     def objective(self, generator: torch.Generator) -> TemporalDivergence:
         dtype = self.plan.torch_dtype
         base = self.base.to(generator.device, dtype)
@@ -103,7 +110,7 @@ class TemporalBlueprint(GuardedBlueprint):
                 if parameter is not None:
                     parameter.normal_(0.0, SCALE, generator=generator)
         return TemporalDivergence(
-            energy, self.rule, self.n_steps, self.table.n_targets, self.n_windows, frames_log_prob
+            energy, self.rule, self.n_steps, self.n_targets, self.n_windows, frames_log_prob
         )
 
     @torch.no_grad()
@@ -135,7 +142,7 @@ class TemporalBlueprint(GuardedBlueprint):
         return train, held_out.subset(pick)
 
     def assessment(self) -> Assess:
-        return functools.partial(assess_frames, self.base, self.table.n_targets)
+        return functools.partial(assess_frames, self.base, self.n_targets)
 
     def base_alone(self, net: EnergyNet, rows: Rows) -> TemporalBlueprint:
         """The base of single frames."""

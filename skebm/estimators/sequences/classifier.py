@@ -39,8 +39,9 @@ from skebm.estimators.sequences.blueprint import (
     temporal_plan,
 )
 from skebm.estimators.sequences.label_blueprint import (
+    LabelBlock,
     LabelBlueprint,
-    LabelTable,
+    LabelledWindows,
     frame_base,
     labelled_base,
 )
@@ -54,8 +55,7 @@ from skebm.estimators.sequences.table import (
     new_frames,
 )
 from skebm.estimators.tables.bases import COLUMN_BASES, check_base_stays
-from skebm.estimators.tables.columns import learn_columns
-from skebm.estimators.tables.table import Table
+from skebm.estimators.tables.table import Table, learn_columns
 from skebm.partition.given import ConditionalAIS
 from skebm.samplers import ChainPolicy, FromData
 from skebm.training import AdamW, EarlyStopping
@@ -345,7 +345,7 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
     def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
         return {}
 
-    def _learn_table(self, X: Any, weight: np.ndarray | None) -> LabelTable:
+    def _learn_table(self, X: Any, weight: np.ndarray | None) -> Table:
         n_labels = len(self.classes_)
         if self.label_order > self.order:
             raise ValueError(
@@ -358,7 +358,8 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
                 f"{self.label_order + 1} terms of each frame, more than {MOST_TERMS}: use a "
                 "smaller one."
             )
-        table = LabelTable(learn_columns(self, X, weight), n_labels, self.order)
+        layout, label = LabelledWindows(n_labels, self.order), LabelBlock(n_labels)
+        table = learn_columns(self, X, weight).in_layout(layout, [label])
         d, n_hidden = table.domain.n_columns, int(self.n_components)
         n_numbers = (self.order + 1.0) * (d + 1) * (d + n_hidden)
         check_memory(f"order={self.order} with {d} columns", 4 * n_numbers, torch.float32)
@@ -367,7 +368,6 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
     ) -> LabelBlueprint:
-        assert isinstance(table, LabelTable)
         assert isinstance(rows, Segments)
         if before is None:
             name = self.base if isinstance(self.base, str) else None
@@ -396,7 +396,7 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
             n_steps=n_steps,
             n_windows=len(rows),
             guarded=guarded and len(rows.x) >= FEWEST_FRAMES,
-            n_labels=table.n_labels,
+            n_labels=len(self.classes_),
             label_order=int(self.label_order),
             generative_weight=weight_of_rows(self.objective, self.generative_weight),
         )

@@ -48,7 +48,7 @@ from skebm.estimators.sequences.context import said_by_next
 from skebm.estimators.sequences.imputation import filled_frames
 from skebm.estimators.sequences.stream import FrameStream
 from skebm.estimators.sequences.table import (
-    SequenceTable,
+    FrameWindows,
     check_complete,
     check_numbers,
     first_frames,
@@ -59,9 +59,8 @@ from skebm.estimators.sequences.table import (
     walk,
 )
 from skebm.estimators.tables.bases import COLUMN_BASES, check_base_stays, check_power
-from skebm.estimators.tables.columns import fit_table_base, learn_columns
 from skebm.estimators.tables.frames import frame_like
-from skebm.estimators.tables.table import Table
+from skebm.estimators.tables.table import Table, fit_table_base, learn_columns
 from skebm.partition.given import ConditionalAIS, rowwise_log_z_from
 from skebm.samplers import ChainPolicy, FromData
 from skebm.training import AdamW, EarlyStopping
@@ -369,7 +368,7 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
             check_complete(X, names, fitted=not reset, coded=coded)
         return X
 
-    def _learn_table(self, X: Any, weight: np.ndarray | None) -> SequenceTable:
+    def _learn_table(self, X: Any, weight: np.ndarray | None) -> Table:
         visible = learn_columns(self, X, weight)
         d, n_hidden = visible.domain.n_columns, int(self.n_components)
         n_numbers = (self.order + 1.0) * (d + 1) * (d + n_hidden) + float(n_hidden) ** 2
@@ -382,19 +381,18 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
         context, targets = self.order, 1
         if self.recurrent:
             context, targets = self.order + RECURRENT_CONTEXT, RECURRENT_TARGETS
-        return SequenceTable(visible, context, targets)
+        return visible.in_layout(FrameWindows(context, targets))
 
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
     ) -> TemporalBlueprint:
-        assert isinstance(table, SequenceTable)
         assert isinstance(rows, Segments)
         if before is None:
             name = self.base if isinstance(self.base, str) else None
             if name == "auto":
                 numbers = any(isinstance(part, Numbers) for part in parts_of(table.domain))
                 name = "gaussian" if numbers else "independent"
-            base = fit_table_base(name or self.base, rows.frames(), table.visible)
+            base = fit_table_base(name or self.base, rows.frames(), table)
             if name == "gaussian":
                 base = correlated_given_past(base, rows, self.order)
         else:

@@ -1,4 +1,4 @@
-"""Frames with a label: their table, and the settings of a classifier of frames."""
+"""Frames with a label: their block, and the settings of a classifier of frames."""
 
 from __future__ import annotations
 
@@ -11,88 +11,64 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skebm.base import Categorical, Mixed
-from skebm.base.domains import parts_of
+from skebm.base import Categorical
 from skebm.distributions import Columns, Distribution, IndependentCategorical
 from skebm.distributions.independent import blocks_of
 from skebm.energies import TemporalEnergy
 from skebm.energies.rbm.labels import forget_labels, log_label_proba
 from skebm.estimators.sequences.blueprint import TemporalBlueprint
-from skebm.estimators.sequences.table import SequenceTable
+from skebm.estimators.sequences.table import FrameWindows
 from skebm.estimators.tables.bases import SHRINKAGE
-from skebm.estimators.tables.columns import ColumnTable, fit_table_base
-from skebm.estimators.tables.table import UnitIntervalTable
+from skebm.estimators.tables.blocks import ColumnBlock
+from skebm.estimators.tables.table import Table, fit_table_base
 from skebm.objectives.temporal import LabelDivergence
 from skebm.training.guard import Assess, Assessment
 from skebm.training.rows import Rows
 from skebm.training.segments import Segments
 
 
-class LabelTable(SequenceTable):
-    """A table of frames whose rows end with a label, one-hot.
+class LabelBlock(ColumnBlock):
+    """A label, one-hot, which is no column of X: zeros until it is set."""
+
+    def __init__(self, n_labels: int):
+        super().__init__([], Categorical((n_labels,)))
+
+    def to_energy(self, X: np.ndarray, before: np.ndarray) -> np.ndarray:
+        return np.zeros((len(X), self.domain.n_columns))
+
+
+class LabelledWindows(FrameWindows):
+    """Frames in order of time whose last block is their label.
 
     Parameters
     ----------
-    visible : UnitIntervalTable or ColumnTable
-        Of the columns of a frame.
     n_labels : int
     n_context : int
         Frames before the one that is trained on.
     """
 
-    def __init__(self, visible: UnitIntervalTable | ColumnTable, n_labels: int, n_context: int):
-        super().__init__(visible, n_context, 1)
+    def __init__(self, n_labels: int, n_context: int):
+        super().__init__(n_context, 1)
         self.n_labels = n_labels
-        self.domain = Mixed((*parts_of(visible.domain), Categorical((n_labels,))))
-
-    def rows(
-        self,
-        X: Any,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        weight: np.ndarray | None = None,
-    ) -> Rows:
-        """Frames without labels, which are zeros."""
-        found = self.visible.rows(X, device=device, dtype=dtype)
-        x = found.block(0, len(found))
-        labels = x.new_zeros(len(x), self.n_labels)
-        return Segments(Rows(torch.cat([x, labels], 1), dtype=dtype, device=found.device))
 
     def prepare(self, rows: Rows) -> None:
         """Set labels, the second column of the targets y, and cut the frames into windows."""
         assert isinstance(rows, Segments)
         assert rows.y is not None
         rows.y, codes = rows.y.unbind(1)
-        self.label(rows, codes)
-        super().prepare(rows)
-
-    def label(self, rows: Segments, codes: Tensor) -> None:
-        """Set the labels of all frames."""
         one_hot = torch.eye(self.n_labels, dtype=rows.x.dtype, device=rows.x.device)
         rows.x[:, -self.n_labels :] = one_hot[codes.to(rows.x.device)]
-
-    def invert(self, x: Tensor) -> Any:
-        return self.visible.invert(x[:, : -self.n_labels])
-
-    def row_energy(self, energy: Any, x: Tensor) -> Tensor:
-        value: Tensor = energy(x)
-        return value.masked_fill(value.isnan(), torch.inf)
-
-    def divergence_advice(self, rows: Rows) -> str:
-        assert isinstance(rows, Segments)
-        frames = rows.frames()
-        x = frames.block(0, len(frames))[:, : -self.n_labels]
-        return self.visible.divergence_advice(Rows(x, dtype=x.dtype, device=x.device))
+        super().prepare(rows)
 
 
-def labelled_base(base: Any, rows: Segments, table: LabelTable) -> Distribution:
+def labelled_base(base: Any, rows: Segments, table: Table) -> Distribution:
     """The base of a frame beside the frequencies of the labels, shrunk to equal ones."""
-    x = rows.x[rows.targets()]
-    frames = Rows(x[:, : -table.n_labels], dtype=rows.dtype, device=rows.device)
-    of_frame = fit_table_base(base, frames, table.visible)
-    share = (1 - SHRINKAGE) * x[:, -table.n_labels :].double().mean(0) + SHRINKAGE / table.n_labels
-    labels = IndependentCategorical(share.log(), (table.n_labels,)).to(rows.device, rows.dtype)
+    frame = Table(table.blocks[:-1], by_column=table.by_column)
+    n_labels, x = table.blocks[-1].domain.n_columns, rows.x[rows.targets()]
+    frames = Rows(x[:, :-n_labels], dtype=rows.dtype, device=rows.device)
+    of_frame = fit_table_base(base, frames, frame)
+    share = (1 - SHRINKAGE) * x[:, -n_labels:].double().mean(0) + SHRINKAGE / n_labels
+    labels = IndependentCategorical(share.log(), (n_labels,)).to(rows.device, rows.dtype)
     return Columns([*blocks_of(of_frame), labels])
 
 
@@ -127,7 +103,7 @@ class LabelBlueprint(TemporalBlueprint):
             self.generative_weight,
             self.rule,
             self.n_steps,
-            self.table.n_targets,
+            self.n_targets,
             self.n_windows,
         )
 

@@ -22,8 +22,8 @@ from skebm._validation import (
     unmasked,
 )
 from skebm.estimators.base import BaseEBM
-from skebm.estimators.tables.columns import ColumnTable, is_present
-from skebm.estimators.tables.table import Table, UnitIntervalTable
+from skebm.estimators.tables.columns import is_present
+from skebm.estimators.tables.table import Layout
 from skebm.training.rows import Rows
 from skebm.training.segments import Segments
 
@@ -251,35 +251,22 @@ def new_frames(estimator: BaseEBM, X: Any, lengths: Any, **kwargs: Any) -> tuple
     return rows, X
 
 
-class SequenceTable(Table):
-    """A table of frames whose training rows are windows of them.
+class FrameWindows(Layout):
+    """Frames in order of time, of which training rows are windows.
 
     Parameters
     ----------
-    visible : UnitIntervalTable or ColumnTable
-        Of the columns of a frame.
     n_context, n_targets : int
         Number of frames of a window before those that are trained on, and number of the latter.
     """
 
-    @property
-    def copies_are_one(self) -> bool:
-        """Not here, as frames have an order."""
-        return False
+    is_ordered = True
 
-    def __init__(self, visible: UnitIntervalTable | ColumnTable, n_context: int, n_targets: int):
-        self.visible, self.n_context, self.n_targets = visible, n_context, n_targets
-        self.domain, self.log_volume = visible.domain, visible.log_volume
+    def __init__(self, n_context: int, n_targets: int):
+        self.n_context, self.n_targets = n_context, n_targets
 
-    def rows(
-        self,
-        X: Any,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        weight: np.ndarray | None = None,
-    ) -> Rows:
-        return Segments(self.visible.rows(X, device=device, dtype=dtype))
+    def rows(self, rows: Rows) -> Rows:
+        return Segments(rows)
 
     def prepare(self, rows: Rows) -> None:
         """Cut the frames into windows; the targets y are the first frames of their sequences."""
@@ -287,23 +274,6 @@ class SequenceTable(Table):
         assert rows.y is not None
         first, rows.y = rows.y.to(rows.x.device), None
         rows.cut(first, self.n_context, self.n_targets)
-
-    def invert(self, x: Tensor) -> Any:
-        return self.visible.invert(x)
-
-    def filled(self, X: np.ndarray, x: Tensor) -> Any:
-        """Validated X with its nan replaced by the entries of frames x of the energy."""
-        return self.visible.filled(X, x)
-
-    def row_energy(self, energy: Any, x: Tensor) -> Tensor:
-        return self.visible.row_energy(energy, x)
-
-    def divergence_advice(self, rows: Rows) -> str:
-        assert isinstance(rows, Segments)
-        return self.visible.divergence_advice(rows.frames())
-
-    def column_at(self, entry: int) -> Any:
-        return self.visible.column_at(entry)
 
 
 def check_numbers(found: np.ndarray) -> np.ndarray:

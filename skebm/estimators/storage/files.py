@@ -34,6 +34,8 @@ FAMILIES = (
     "skebm.estimators.boltzmann.hopfield.Memory",
     "skebm.estimators.neural.blueprint.Rule",
     "skebm.estimators.rbm.hidden.HiddenUnits",
+    "skebm.estimators.tables.blocks.ColumnBlock",
+    "skebm.estimators.tables.table.Layout",
     "skebm.estimators.tables.table.Table",
 )
 # Values that models hold and that belong to no family.
@@ -59,7 +61,7 @@ VALUES = (
     "skebm.estimators.tables.columns.Coding",
     "skebm.estimators.tables.encoding.OneHot",
     "skebm.estimators.tables.regression.Ridge",
-    "skebm.estimators.tables.table.Units",
+    "skebm.estimators.tables.units.Units",
     "skebm.partition.choice.Choice",
     "skebm.partition.given.LogZGiven",
     "skebm.training.plan.TrainingPlan",

@@ -37,7 +37,7 @@ from skebm.distributions import (
     TruncatedGaussian,
 )
 from skebm.distributions.transformed.flow import FLOWS
-from skebm.estimators.tables.table import Units
+from skebm.estimators.tables.units import Units
 from skebm.objectives.joint import UNKNOWN
 from skebm.training.distributed import shows_progress
 from skebm.training.rows import Rows

@@ -27,7 +27,7 @@ from skebm._validation import (
 )
 from skebm.estimators.base import atomic
 from skebm.estimators.tables.columns import Coding, column_names
-from skebm.estimators.tables.table import extreme_factors
+from skebm.estimators.tables.units import extreme_factors
 from skebm.training.streams import SourceMixin
 
 # Value of a column for levels that did not occur in fit; the column is 0 in all rows of fit, and

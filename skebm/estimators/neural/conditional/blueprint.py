@@ -23,8 +23,8 @@ from skebm.estimators.neural.conditional.normalisers import (
     by_quadrature,
     pilot_step,
 )
-from skebm.estimators.neural.conditional.table import ConditionalTable
 from skebm.estimators.tables.bases import noise_level
+from skebm.estimators.tables.table import Table
 from skebm.objectives import (
     ClampedDivergence,
     DenoisingScoreMatching,
@@ -64,7 +64,7 @@ class ConditionalBlueprint(GuardedBlueprint):
 
     Attributes
     ----------
-    table : ConditionalTable
+    table : Table
     plan : TrainingPlan
     rule : {"nce", "score_matching", "contrastive_divergence"}
     network_config : object
@@ -80,7 +80,7 @@ class ConditionalBlueprint(GuardedBlueprint):
         Of Langevin steps of the trained model.
     """
 
-    table: ConditionalTable
+    table: Table
     plan: TrainingPlan
     rule: str
     network_config: Any
@@ -238,7 +238,7 @@ def guarding_rows(rows: Rows, seed: int) -> Tensor:
 
 
 def fit_conditional_base(
-    asked: str, rows: Rows, table: ConditionalTable, seed: int
+    asked: str, rows: Rows, table: Table, seed: int
 ) -> tuple[RegressionMixture, str]:
     """The base of rows (c, u) and its name.
 
@@ -289,7 +289,7 @@ def _fit_named(
     return RegressionMixture(GaussianMixture.fit(part, weight, k, generator=generator), dx)
 
 
-def noise_of(asked: Any, rows: Rows, table: ConditionalTable) -> Any:
+def noise_of(asked: Any, rows: Rows, table: Table) -> Any:
     """Noise level of score matching, (dx,), in units of the rows of the energy."""
     x = rows.block(0, len(rows))[:, table.n_conditions :]
     own = Rows(x, dtype=rows.dtype, device=rows.device)

@@ -53,11 +53,12 @@ from skebm.estimators.neural.conditional.normalisers import (
     log_z_of_conditions,
 )
 from skebm.estimators.neural.conditional.table import (
-    ConditionalTable,
     as_frame_of_targets,
-    column_numbers,
+    condition_columns,
+    conditional_table,
+    conditions_coding,
 )
-from skebm.estimators.tables.table import Table
+from skebm.estimators.tables.table import Table, shown_names
 from skebm.partition.given import (
     ConditionalAIS,
     LangevinSteps,
@@ -269,16 +270,14 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
     def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
         return {}
 
-    def _learn_table(self, X: Any, weight: np.ndarray | None) -> ConditionalTable:
+    def _learn_table(self, X: Any, weight: np.ndarray | None) -> Table:
         known, d = getattr(self, "feature_names_in_", None), X.shape[1]
-        given = column_numbers(self.given, known, d)
-        names = [f"x{j}" for j in range(d)] if known is None else [str(name) for name in known]
-        return ConditionalTable.learn(X, given, weight, self._coding, names)
+        self._given = condition_columns(self.given, known, d)
+        return conditional_table(X, self._given, weight, self._coding, shown_names(known, d))
 
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
     ) -> ConditionalBlueprint:
-        assert isinstance(table, ConditionalTable)
         if before is None:
             seed = draw_seed(self.random_state_)
             kept, guards = rows, not (streaming or held_out_fraction(self.early_stopping))
@@ -424,8 +423,9 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
     def _conditions(self, C: Any) -> Tensor:
         """Rows c of conditions as users pass them, (n, dc)."""
         check_is_fitted(self)
-        table = self._blueprint.table
-        names = [table.names[j] for j in table.given]
+        d, given = self.n_features_in_, self._given
+        every = shown_names(getattr(self, "feature_names_in_", None), d)
+        names = [every[j] for j in given]
         if is_frame(C) and hasattr(self, "feature_names_in_"):
             missing = [name for name in names if name not in list(C.columns)]
             if missing:
@@ -433,20 +433,22 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
             C = C[names]
         else:
             C = np.asarray(C)
-            if C.ndim != 2 or C.shape[1] not in (len(names), self.n_features_in_):
+            if C.ndim != 2 or C.shape[1] not in (len(names), d):
                 raise ValueError(
                     f"C must hold the {len(names)} columns {names} of the conditions in this "
-                    f"order, or all {self.n_features_in_} columns of X, got shape {C.shape}."
+                    f"order, or all {d} columns of X, got shape {C.shape}."
                 )
-            C = C if C.shape[1] == len(names) else C[:, table.given]
+            C = C if C.shape[1] == len(names) else C[:, given]
         like = next(self.energy_.parameters())
-        if table.conditions is None:
+        if not given:
             return like.new_zeros(len(C), 0)
-        coding = table.conditions.coding
+        coding = None if self._coding is None else conditions_coding(self._coding, given)
         if coding is not None:
             C = coding.encode(C, 1, type(self).__name__)
-        codes = check_array(C, dtype=np.float64, input_name="C", estimator=self)
-        return torch.from_numpy(table.encoded(codes)).to(like.device, like.dtype)
+        rows = np.full((len(C), d), np.nan)
+        rows[:, given] = check_array(C, dtype=np.float64, input_name="C", estimator=self)
+        found = torch.from_numpy(self._blueprint.table.conditions(rows))
+        return found.to(like.device, like.dtype)
 
     @as_frame_of_targets
     def expected(
@@ -554,7 +556,7 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
     def given_(self) -> list[int]:
         """Numbers of the columns that are conditions."""
         check_is_fitted(self)
-        return list(self._blueprint.table.given)
+        return list(self._given)
 
     @property
     def base_(self) -> RegressionMixture:

@@ -10,48 +10,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skebm._validation import is_frame, no_column
+from skebm._validation import is_frame
 from skebm.base import Real
 from skebm.base.sampler import whole_number
 from skebm.distributions import Gaussian
 from skebm.estimators.sequences.table import first_frames, join_sequences
-from skebm.estimators.tables.columns import Coding, ColumnTable
+from skebm.estimators.tables.blocks import BitBlock, ColumnBlock, NumberBlock
+from skebm.estimators.tables.columns import Coding, column_numbers
 from skebm.estimators.tables.frames import frame_beside
 from skebm.estimators.tables.regression import ridge
-from skebm.estimators.tables.table import Table, is_far, learn_units
-from skebm.training.rows import Rows
+from skebm.estimators.tables.table import Table, column_blocks
+from skebm.estimators.tables.units import Units, learn_units
 
 # Least variance of what the regression leaves of a column, relative to that of the column.
 LEAST_VARIANCE = 1e-6
 
 
-def column_numbers(asked: Any, names: Sequence[str] | None, d: int) -> list[int]:
-    """Numbers of the columns that `given` lists, in the same order; `ValueError` if it is invalid.
-
-    Parameters
-    ----------
-    asked : int, str, or array-like of such or of d booleans
-    names : sequence of str or None
-        Names of the d columns, where they have any.
-    """
-    one = isinstance(asked, str | int | np.integer) and not isinstance(asked, bool)
-    several = [asked] if one else list(asked)
-    if len(several) == d and all(isinstance(part, bool | np.bool_) for part in several):
-        several = [j for j in range(d) if several[j]]
-    found = []
-    for part in several:
-        if isinstance(part, str):
-            if names is None or part not in list(names):
-                raise no_column("given", part, names)
-            found.append(list(names).index(part))
-            continue
-        number = isinstance(part, int | np.integer) and not isinstance(part, bool)
-        if not number or not -d <= part < d:
-            raise ValueError(
-                f"given={asked!r} must hold names or numbers of columns of X, which has "
-                f"n_features={d}, or be a mask of as many booleans."
-            )
-        found.append(int(part) % d)
+def condition_columns(asked: Any, names: Sequence[str] | None, d: int) -> list[int]:
+    """Numbers of the columns that `given` lists, in its order; `ValueError` if it is invalid."""
+    found = column_numbers("given", asked, names, d)
     if len(set(found)) < len(found):
         raise ValueError(f"given={asked!r} lists a column twice.")
     if len(found) == d:
@@ -62,111 +39,72 @@ def column_numbers(asked: Any, names: Sequence[str] | None, d: int) -> list[int]
     return found
 
 
-class ConditionalTable(Table):
-    r"""Rows (c, u) of conditions c and whitened residuals u of a linear regression of x on c.
+class ResidualBlock(NumberBlock):
+    r"""Whitened residuals u of a linear regression of numbers x on the conditions c before them.
 
     .. math:: u = L^{-1} (z - W c - b), \qquad z = (x - m) / s
 
-    with L the Cholesky factor of the covariance of what the regression leaves. Numbers among the
-    conditions are standardised, and categories one-hot.
+    with L the Cholesky factor of the covariance of what the regression leaves.
 
     Parameters
     ----------
-    given, target : list of int
-        Numbers of the columns of c and of x.
-    conditions : ColumnTable or None
-        Of c; None where there is none.
-    units : Units
-        Of x.
-    weight, intercept, factor : ndarray of shape (dc, dx), (dx,) and (dx, dx)
+    columns, units, names
+        Of x, as those of a :class:`NumberBlock`.
+    regression : tuple of ndarray of shape (dc, dx), (dx,) and (dx, dx)
         W, b and L.
-    names : list of str
-        Of all columns.
     """
 
     def __init__(
         self,
-        given: list[int],
-        target: list[int],
-        conditions: ColumnTable | None,
-        units: Any,
+        columns: list[int],
+        units: Units,
+        names: list[str],
         regression: tuple[np.ndarray, np.ndarray, np.ndarray],
-        names: list[str],
     ):
-        self.given, self.target, self.conditions = given, target, conditions
-        self.units, self.names = units, names
+        super().__init__(columns, units, names)
         self.weight, self.intercept, self.factor = regression
-        self.n_conditions = len(self.weight)
-        self.domain = Real((self.n_conditions + len(target),))
-        self.log_volume = units.log_volume + float(np.log(np.diag(self.factor)).sum())
 
-    @classmethod
-    def learn(
-        cls,
-        X: np.ndarray,
-        given: list[int],
-        weight: np.ndarray | None,
-        coding: Coding | None,
-        names: list[str],
-    ) -> ConditionalTable:
-        """Learn scales and the regression from validated X, categories as codes."""
-        target = [j for j in range(X.shape[1]) if j not in set(given)]
-        of_c = None if coding is None else conditions_coding(coding, given)
-        conditions = None
-        if given:
-            own = [names[j] for j in given]
-            conditions = ColumnTable.learn(X[:, given], weight, of_c, own)
-        x = X[:, target]
-        units = learn_units(x, weight, True, None, [names[j] for j in target])
-        c = np.zeros((len(X), 0)) if conditions is None else conditions.convert(X[:, given])
-        regression = regress(torch.from_numpy(c), torch.from_numpy(units.apply(x)), weight)
-        return cls(given, target, conditions, units, regression, names)
+    @property
+    def log_volume(self) -> float:
+        return self.units.log_volume + float(np.log(np.diag(self.factor)).sum())
 
-    def rows(
-        self,
-        X: Any,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        weight: np.ndarray | None = None,
-    ) -> Rows:
-        return Rows.of(X, self.convert, dtype=dtype, device=device, weight=weight)
-
-    def convert(self, X: np.ndarray) -> np.ndarray:
-        """Validated X as rows (c, u), float64."""
-        c = self.encoded(X[:, self.given])
-        left = self.units.apply(X[:, self.target]) - c @ self.weight - self.intercept
-        return np.hstack([c, np.linalg.solve(self.factor, left.T).T])
-
-    def encoded(self, C: np.ndarray) -> np.ndarray:
-        """Conditions, categories as codes, as rows c, (n, dc) float64."""
-        if self.conditions is None:
-            return np.zeros((len(C), 0))
-        return self.conditions.convert(C)
-
-    def prepare(self, rows: Rows) -> None:
-        """Raise `ValueError` for rows with values that are too large."""
-        far = rows.map(is_far)
-        if far.any():
-            row = int(far.nonzero()[0, 0])
-            self.refuse_row(rows.block(row, row + 1), row, "it cannot be trained on")
-
-    def column_at(self, entry: int) -> str:
-        """Name of the column of an entry of a row (c, u)."""
-        if entry < self.n_conditions and self.conditions is not None:
-            return self.conditions.column_at(entry)
-        return repr(self.names[self.target[entry - self.n_conditions]])
-
-    def invert(self, x: Tensor) -> np.ndarray:
-        """x of rows (c, u), (n, dx), in the units of the data."""
-        rows = x.detach().cpu().double().numpy()
-        c, u = rows[:, : self.n_conditions], rows[:, self.n_conditions :]
-        found: np.ndarray = self.units.invert(u @ self.factor.T + c @ self.weight + self.intercept)
+    def to_energy(self, X: np.ndarray, before: np.ndarray) -> np.ndarray:
+        left = self.units.apply(X) - before @ self.weight - self.intercept
+        found: np.ndarray = np.linalg.solve(self.factor, left.T).T
         return found
 
-    def row_energy(self, energy: Any, x: Tensor) -> Tensor:
-        value: Tensor = energy(x)
-        return value.masked_fill(value.isnan() & is_far(x), torch.inf)
+    def to_units(self, x: np.ndarray, before: np.ndarray | None = None) -> np.ndarray:
+        assert before is not None
+        return self.units.invert(x @ self.factor.T + before @ self.weight + self.intercept)
+
+
+def conditional_table(
+    X: np.ndarray,
+    given: list[int],
+    weight: np.ndarray | None,
+    coding: Coding | None,
+    names: list[str],
+) -> Table:
+    """The table of rows (c, u) of validated X, categories as codes.
+
+    Numbers among the conditions are standardised, and categories one-hot.
+    """
+    target = [j for j in range(X.shape[1]) if j not in set(given)]
+    of_c = None if coding is None else conditions_coding(coding, given)
+    blocks: list[ColumnBlock] = []
+    if given:
+        blocks = column_blocks(X[:, given], weight, of_c, [names[j] for j in given])
+    for block in blocks:
+        block.columns = [given[place] for place in block.columns]
+        if isinstance(block, BitBlock):
+            block.is_condition = True
+    x, of_x = X[:, target], [names[j] for j in target]
+    units = learn_units(x, weight, True, None, of_x)
+    c = Table(blocks).to_energy(X).astype(np.float64)
+    regression = regress(torch.from_numpy(c), torch.from_numpy(units.apply(x)), weight)
+    residuals = ResidualBlock(target, units, of_x, regression)
+    domain = Real((c.shape[1] + len(target),))  # of conditions, which may have any values
+    return Table([*blocks, residuals], n_given=len(blocks), domain=domain)
 
 
 def regress(
@@ -189,8 +127,7 @@ def as_frame_of_targets(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def returning(self: Any, C: Any, *args: Any, **kwargs: Any) -> Any:
         found = method(self, C, *args, **kwargs)
-        given = set(self._blueprint.table.given)
-        names = [name for j, name in enumerate(self._blueprint.table.names) if j not in given]
+        names = self._blueprint.table.targets[0].names
         if isinstance(found, tuple):
             return type(found)(frame_beside(C, part, names) for part in found)
         return frame_beside(C, found, names)

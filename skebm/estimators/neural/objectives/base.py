@@ -15,8 +15,7 @@ from skebm.base import Sampler
 from skebm.estimators.base import set_by_name
 from skebm.estimators.neural.blueprint import CONFIGS, N_STEPS, Rule
 from skebm.estimators.tables.bases import Bases
-from skebm.estimators.tables.columns import ColumnTable
-from skebm.estimators.tables.table import FlatTable
+from skebm.estimators.tables.table import Table
 from skebm.estimators.tables.unchanged import check_setting_stays
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
@@ -39,7 +38,7 @@ class TrainingStart(NamedTuple):
     Attributes
     ----------
     rows : Rows
-    table : FlatTable or ColumnTable
+    table : Table
     plan : TrainingPlan
     base : str, MixtureBase, Distribution or None
         The base as it was asked for.
@@ -54,7 +53,7 @@ class TrainingStart(NamedTuple):
     """
 
     rows: Rows
-    table: FlatTable | ColumnTable
+    table: Table
     plan: TrainingPlan
     base: Any
     bases: Bases
@@ -84,7 +83,7 @@ class NeuralObjective(BaseEstimator, abc.ABC):
 
     @abc.abstractmethod
     def fit_bases(
-        self, model: Any, base: Any, rows: Rows, table: FlatTable | ColumnTable
+        self, model: Any, base: Any, rows: Rows, table: Table
     ) -> tuple[Bases, np.ndarray | None]:
         """The fitted base, and the noise level of training."""
 

@@ -29,8 +29,7 @@ from skebm.estimators.neural.blueprint import (
 )
 from skebm.estimators.neural.objectives.base import NeuralObjective, TrainingStart
 from skebm.estimators.tables.bases import Bases
-from skebm.estimators.tables.columns import ColumnTable
-from skebm.estimators.tables.table import FlatTable
+from skebm.estimators.tables.table import Table
 from skebm.objectives import ContrastiveDivergence, EnergyDiscrepancy, Refinement
 from skebm.objectives.local import LOCAL_RULES
 from skebm.objectives.log_partition import LogPartitionMonitor
@@ -240,7 +239,7 @@ class ContrastiveDivergenceLearning(NeuralObjective):
         return SETTINGS[self.form]() if self.form in SETTINGS else clone(self.form, safe=False)
 
     def fit_bases(
-        self, model: Any, base: Any, rows: Rows, table: FlatTable | ColumnTable
+        self, model: Any, base: Any, rows: Rows, table: Table
     ) -> tuple[Bases, np.ndarray | None]:
         by_chains = isinstance(self._settings(), Likelihood)
         # A tree would be couplings beside those of a pairwise network.

@@ -17,8 +17,7 @@ from skebm.energies import NeuralEnergy, Spec, build_network
 from skebm.estimators.neural.blueprint import SIGMA, Rule, confined, reach_of, sampler_of
 from skebm.estimators.neural.objectives.base import REAL_ROWS, NeuralObjective, TrainingStart
 from skebm.estimators.tables.bases import Bases, fit_flow, noise_level
-from skebm.estimators.tables.columns import ColumnTable
-from skebm.estimators.tables.table import FlatTable
+from skebm.estimators.tables.table import Table
 from skebm.objectives import FlowContrastive
 from skebm.training.rows import Rows
 
@@ -106,7 +105,7 @@ class FlowContrastiveEstimation(NeuralObjective):
         return {"param_groups": players}
 
     def fit_bases(
-        self, model: Any, base: Any, rows: Rows, table: FlatTable | ColumnTable
+        self, model: Any, base: Any, rows: Rows, table: Table
     ) -> tuple[Bases, np.ndarray | None]:
         noise = None if model.sigma is None else noise_level(model.sigma, rows)
         seed = draw_seed(model.random_state_)

@@ -46,8 +46,7 @@ from skebm.estimators.tables.bases import (
     Bases,
     MixtureBase,
 )
-from skebm.estimators.tables.columns import ColumnTable
-from skebm.estimators.tables.table import FlatTable
+from skebm.estimators.tables.table import Table
 from skebm.objectives import NoiseContrastive
 from skebm.objectives.noise_contrastive import NO_RANKING
 from skebm.training.rows import Rows
@@ -196,14 +195,13 @@ class NoiseContrastiveEstimation(NeuralObjective):
         return {"param_groups": [("shift", {"weight_decay": 0.0})]}  # no decay of log Z
 
     def fit_bases(
-        self, model: Any, base: Any, rows: Rows, table: FlatTable | ColumnTable
+        self, model: Any, base: Any, rows: Rows, table: Table
     ) -> tuple[Bases, np.ndarray | None]:
         kind: dict[str, Any] = {"deconvolve": model.deconvolve, "stacks": "all"}
         return fit_any_bases(model, base, rows, table, **kind)
 
     def rule(self, model: Any, start: TrainingStart) -> NoiseRule:
         table = start.table
-        assert isinstance(table, FlatTable)
         if start.rule is None:
             reach = reach_of(start.bases.noisy, start.rows)
             path = self._path(start, table, draw_seed(model.random_state_))
@@ -218,7 +216,7 @@ class NoiseContrastiveEstimation(NeuralObjective):
             table.discrete,
         )
 
-    def _path(self, start: TrainingStart, table: FlatTable, seed: int) -> Path | None:
+    def _path(self, start: TrainingStart, table: Table, seed: int) -> Path | None:
         """Waymarks from the rows to the noise; None for a single classifier."""
         possible = not table.discrete and self.form == "logistic"
         given = isinstance(start.base, Distribution)
@@ -237,7 +235,7 @@ class NoiseContrastiveEstimation(NeuralObjective):
 
 def find_path(
     rows: Rows,
-    table: FlatTable,
+    table: Table,
     noise: Distribution,
     sigma: Tensor | None,
     n_bridges: Any,

@@ -25,8 +25,7 @@ from skebm.estimators.tables.bases import (
     gap_noise,
     noise_level,
 )
-from skebm.estimators.tables.columns import ColumnTable
-from skebm.estimators.tables.table import FlatTable
+from skebm.estimators.tables.table import Table
 from skebm.objectives import (
     DenoisingScoreMatching,
     ExactScoreMatching,
@@ -171,9 +170,8 @@ class ScoreMatching(NeuralObjective):
         return hmc_of(value, names)
 
     def fit_bases(
-        self, model: Any, base: Any, rows: Rows, table: FlatTable | ColumnTable
+        self, model: Any, base: Any, rows: Rows, table: Table
     ) -> tuple[Bases, np.ndarray | None]:
-        assert isinstance(table, FlatTable)
         levels = levels_of(self.name, model.sigma, rows.n_columns)
         seed, noise = draw_seed(model.random_state_), None
         if self.name == "denoising":

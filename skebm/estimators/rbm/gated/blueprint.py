@@ -17,8 +17,8 @@ from skebm.distributions import Distribution, Gaussian, IndependentBernoulli
 from skebm.energies import GatedEnergy
 from skebm.energies.rbm.gated import MAX_LOG_PRECISION
 from skebm.estimators.base import GuardedBlueprint, stopping_of
-from skebm.estimators.rbm.gated.table import PairTable
 from skebm.estimators.tables.bases import column_means
+from skebm.estimators.tables.table import Table
 from skebm.objectives import ConditionalDivergence
 from skebm.partition.given import gated_gains
 from skebm.training import AdamW
@@ -50,7 +50,7 @@ class GatedBlueprint(GuardedBlueprint):
 
     Attributes
     ----------
-    table : PairTable
+    table : Table
     plan : TrainingPlan
     base : IndependentBernoulli or Gaussian
         Independent columns of y.
@@ -60,7 +60,7 @@ class GatedBlueprint(GuardedBlueprint):
         training pairs, are less likely under the trained model.
     """
 
-    table: PairTable
+    table: Table
     plan: TrainingPlan
     base: Distribution
     n_factors: int
@@ -74,7 +74,7 @@ class GatedBlueprint(GuardedBlueprint):
         dtype = self.plan.torch_dtype
         energy = GatedEnergy(
             self.base.to(generator.device, dtype),
-            self.table.given.domain,
+            self.table.given[0].domain,
             self.n_factors,
             self.n_hidden,
             generator=generator,
@@ -150,10 +150,10 @@ def assess_pairs(
     return Assessment(gain if math.isfinite(gain) else -math.inf, math.sqrt(float(error)), x[:0])
 
 
-def fit_target_base(rows: Rows, table: PairTable) -> Distribution:
+def fit_target_base(rows: Rows, table: Table) -> Distribution:
     """Independent columns of y, on rows of the energy."""
-    y = rows.block(0, len(rows))[:, table.n_given :]
-    if isinstance(table.target.domain, Real):
+    y = rows.block(0, len(rows))[:, table.n_conditions :]
+    if isinstance(table.targets[0].domain, Real):
         return Gaussian.fit(y, rows.weight, diagonal=True)
     return IndependentBernoulli.fit(y, None if rows.weight is None else rows.counts)
 

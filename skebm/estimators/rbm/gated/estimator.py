@@ -41,7 +41,7 @@ from skebm.estimators.rbm.gated.given import (
     log_z_of_pairs,
     means,
 )
-from skebm.estimators.rbm.gated.table import Pairs, PairTable
+from skebm.estimators.rbm.gated.table import Pairs, pair_table, with_any_y
 from skebm.estimators.tables.table import Table
 from skebm.partition.given import ConditionalAIS
 from skebm.training import AdamW, EarlyStopping
@@ -284,14 +284,13 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
             )
         return np.hstack([x, target.astype(x.dtype)])
 
-    def _learn_table(self, X: Any, weight: np.ndarray | None) -> PairTable:
+    def _learn_table(self, X: Any, weight: np.ndarray | None) -> Table:
         names = getattr(self, "feature_names_in_", None)
-        return PairTable.learn(X, self.n_features_in_, weight, self.visible, names)
+        return pair_table(X, self.n_features_in_, weight, self.visible, names)
 
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
     ) -> GatedBlueprint:
-        assert isinstance(table, PairTable)
         base = fit_target_base(rows, table) if before is None else self._blueprint.base
         plan = gated_plan(self, rows, streaming=streaming)
         check_memory(
@@ -411,7 +410,7 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
         """Rows x without their y, and their precision."""
         check_is_fitted(self)
         found = self._validate(X)
-        return self._rows_of(self._blueprint.table.alone(found)), found.dtype
+        return self._rows_of(with_any_y(found, self._blueprint.table)), found.dtype
 
     # ---------------------------------------------------------------- mapping units
 
@@ -495,7 +494,8 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
 
     def _outwards(self, y: Tensor, dtype: Any) -> np.ndarray:
         """Rows y of the energy in the units of the data."""
-        found = self._blueprint.table.invert(y).astype(dtype, copy=False)
+        (target,) = self._blueprint.table.targets
+        found = target.to_units(y.detach().cpu().double().numpy()).astype(dtype, copy=False)
         return found[:, 0] if self._one_column else found
 
     def sample(

@@ -1,0 +1,182 @@
+"""Units of columns of numbers: standardisation, bounds, and the domain of the result."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from skebm._validation import column_ranges, warn
+from skebm.base import Domain, Real
+from skebm.training.mapped import MappedArray, array_blocks, mapped_moments
+
+# Mean of a column, in standard deviations, above which it should not be left as it is.
+LARGE_MEAN = 10_000
+# Squares of numbers between its inverse and itself neither overflow nor underflow.
+EXTREME = 1e100
+
+
+class Units(NamedTuple):
+    """Standardisation of columns, (x - centre) / scale, and the domain of the result."""
+
+    centre: np.ndarray
+    scale: np.ndarray
+    domain: Domain
+
+    def apply(self, x: np.ndarray) -> np.ndarray:
+        """Units of the data to those of the energy; float64 in between."""
+        return (x.astype(np.float64) - self.centre) / self.scale
+
+    def invert(self, z: np.ndarray) -> np.ndarray:
+        """Back to the units of the data."""
+        return z * self.scale + self.centre
+
+    @property
+    def log_volume(self) -> float:
+        """Log volume, in the units of the data, of a unit cube in the units of the energy."""
+        return float(np.log(self.scale).sum())
+
+
+def learn_units(
+    X: np.ndarray | MappedArray,
+    weight: np.ndarray | None,
+    standardize: bool,
+    bounds: Any,
+    names: list[str] | None = None,
+) -> Units:
+    """Weighted centres and scales of columns; bounds become 0, or 0 and 1.
+
+    Constant columns have a scale of 1. Computed in float64, whatever the type of X, over the known
+    values.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        factor = extreme_factors(*column_ranges(X))
+        if isinstance(X, MappedArray):
+            mean, scale = mapped_moments(X, weight, factor)
+        else:
+            x = X.astype(np.float64) if factor is None else X.astype(np.float64) * factor
+            mean = _known_mean(x, weight)
+            scale = _known_mean(np.square(x - mean), weight)
+        scale = np.sqrt(scale)
+        if factor is not None:
+            mean, scale = mean / factor, scale / factor
+    if not np.isfinite(scale).all():
+        columns = np.flatnonzero(~np.isfinite(scale)).tolist()
+        shown = columns if names is None else ", ".join(names[j] for j in columns)
+        raise ValueError(
+            f"The range of columns {shown} overflows a float: divide them by their largest "
+            "absolute value first."
+        )
+    constant = _is_constant(X, mean, scale)
+    if not standardize and bounds is None:
+        _warn_of_large_means(mean, np.where(constant, np.inf, scale))
+    scale = np.where(constant, 1.0, scale)
+    lower, upper = check_bounds(X, bounds)
+    shape = mean.shape
+    if not standardize:
+        sides = map(_same_for_all, (lower, upper))
+        return Units(np.zeros_like(mean), np.ones_like(mean), Real(shape, *sides))
+    if lower is not None and upper is not None:
+        return Units(lower, upper - lower, Real(shape, 0.0, 1.0))
+    if lower is not None:
+        return Units(lower, scale, Real(shape, lower=0.0))
+    if upper is not None:
+        return Units(upper, scale, Real(shape, upper=0.0))
+    return Units(mean, scale, Real(shape))
+
+
+def extreme_factors(low: np.ndarray, high: np.ndarray) -> np.ndarray | None:
+    """What columns are to be multiplied by before they are squared, (d,); None if by nothing.
+
+    It makes the largest absolute value 1 where squares of deviations would overflow or underflow,
+    or nearly so where the inverse of that value would overflow, and is 1 otherwise.
+    """
+    low, high = low.astype(np.float64), high.astype(np.float64)
+    largest = np.fmax(np.abs(low), np.abs(high))
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrow = (high > low) & (high - low < 1 / EXTREME)
+        extreme = (largest > EXTREME) | ((largest > 0) & (largest < 1 / EXTREME)) | narrow
+        if not extreme.any():
+            return None
+        inverse = np.minimum(1 / np.where(extreme, largest, 1.0), 2.0**1023)
+    found: np.ndarray = np.where(extreme, inverse, 1.0)
+    return found
+
+
+def _is_constant(X: Any, mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """Columns whose values are all equal, or differ by rounding errors of a small number."""
+    doubles, own = np.finfo(np.float64).eps, np.finfo(X.dtype).eps
+    rounding = max(100 * doubles, own) * np.abs(mean)
+    # Large numbers may be coarse and vary nevertheless: timestamps in float32 are rounded to two
+    # minutes. As their scale would stay what it is, what varies by much never counts as constant.
+    narrow = scale <= np.minimum(rounding, 1e-3)
+    low, high = column_ranges(X)
+    return (low == high) | narrow
+
+
+def _known_mean(x: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
+    """Weighted means of the columns over their known values."""
+    known = ~np.isnan(x)
+    if known.all():
+        return np.average(x, axis=0, weights=weight)
+    share = known if weight is None else known * weight[:, None]
+    total: np.ndarray = (share * np.where(known, x, 0.0)).sum(0) / share.sum(0)
+    return total
+
+
+def _warn_of_large_means(mean: np.ndarray, scale: np.ndarray) -> None:
+    """Warn of columns that a network cannot tell from constants, as they are not standardised."""
+    columns = np.flatnonzero(np.abs(mean) > LARGE_MEAN * scale).tolist()
+    if columns:
+        warn(
+            f"Columns {columns} have means of more than {LARGE_MEAN:,} times their standard "
+            "deviations, and standardize=False leaves them so: training is likely to diverge. "
+            "Use standardize=True, or subtract the means first.",
+            UserWarning,
+        )
+
+
+def check_bounds(X: Any, bounds: Any) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Bounds of each column; raises `ValueError` for invalid ones and for rows outside."""
+    if bounds is None:
+        return None, None
+    if len(bounds) != 2:
+        raise ValueError(f"bounds must be a pair (lower, upper), got {bounds!r}.")
+    lower, upper = (_bound(side, X.shape[1]) for side in bounds)
+    if lower is not None and upper is not None and not (lower < upper).all():
+        raise ValueError("The lower bounds must be below the upper ones.")
+    for bound, sign, side in ((lower, 1, "below the lower"), (upper, -1, "above the upper")):
+        if bound is None:
+            continue
+        edge = sign * bound.astype(X.dtype)
+        out = np.any([(sign * x < edge).any(0) for _, x in array_blocks(X)], axis=0)
+        if out.any():
+            raise ValueError(
+                f"Columns {np.flatnonzero(out).tolist()} have values {side} bound: widen `bounds`, "
+                "or drop those rows."
+            )
+    return lower, upper
+
+
+def _bound(bound: Any, d: int) -> np.ndarray | None:
+    """One side of the bounds, for each of d columns."""
+    if bound is None:
+        return None
+    try:
+        found = np.asarray(bound, dtype=np.float64)
+    except (TypeError, ValueError):
+        found = np.full(d, np.nan)
+    if found.ndim > 1 or (found.ndim == 1 and len(found) != d) or not np.isfinite(found).all():
+        raise ValueError(
+            f"A bound must be a finite number, or one for each of {d} columns, got {bound!r}. All "
+            "columns have bounds on the same sides: use None for an unbounded side."
+        )
+    return np.broadcast_to(found, (d,)).copy()
+
+
+def _same_for_all(bound: np.ndarray | None) -> float | None:
+    if bound is None:
+        return None
+    if not (bound == bound[0]).all():
+        raise ValueError("With standardize=False all columns must have the same bounds.")
+    return float(bound[0])
