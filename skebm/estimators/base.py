@@ -61,11 +61,10 @@ from skebm.training.distributed import (
     divided,
     shared_seed,
 )
-from skebm.training.guard import Assess
 from skebm.training.mapped import MappedArray, is_large
 from skebm.training.plan import TrainingPlan, check_net_params
 from skebm.training.rows import Rows
-from skebm.training.selection import is_kept, warn_of_base
+from skebm.training.selection import LogRatioOf, is_kept, warn_of_base
 from skebm.training.streams import Spool, as_mapped, by_blocks, is_stream, spooled
 
 if TYPE_CHECKING:
@@ -126,8 +125,9 @@ class Blueprint(abc.ABC):
         """Split off rows for monitoring the training; by default none."""
         return rows, None
 
-    def assessment(self) -> Assess | None:
-        """How held-out rows assess a model a few times a fit; None if each epoch's monitor does."""
+    @property
+    def log_ratios(self) -> LogRatioOf | None:
+        """What assesses a model a few times a fit; None if each epoch's monitor does."""
         return None
 
     def complete(self, energy: Any, x: Tensor, known: Tensor, generator: torch.Generator) -> Tensor:
@@ -584,7 +584,7 @@ class BaseEBM(BaseEstimator, abc.ABC):
         ).initialize()
         if validation is None and not streaming:
             train, held_out = blueprint.hold_out(train, generator)
-            net.hold_out(held_out, blueprint.assessment())
+            net.hold_out(held_out, blueprint.log_ratios)
         if before is None:
             blueprint.initialise(net.module_.energy, train)
         else:

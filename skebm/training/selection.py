@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor
 
 from skebm._validation import warn
+from skebm.base.objective import effective_count, weighted_mean, weighted_variance
 from skebm.training.rows import Rows
 
 # Standard errors by which held-out rows must gain more than a base of all rows does.
@@ -30,6 +32,82 @@ class Gain(NamedTuple):
 
     gain: float
     error: float
+
+
+class LogRatios(NamedTuple):
+    """Log-likelihood ratios of rows to the base, in nats: all that a model says of held-out rows.
+
+    Attributes
+    ----------
+    ratio : Tensor of shape (n,)
+        Without log Z where all rows share it.
+    log_z : float or None
+        log Z that the rows share; None where each ratio has its own.
+    log_z_error : float
+        Standard error of the shared log Z.
+    draws : Tensor or None
+        Draws of the model that were made on the way.
+    """
+
+    ratio: Tensor
+    log_z: float | None = None
+    log_z_error: float = 0.0
+    draws: Tensor | None = None
+
+
+# Log-likelihood ratios of rows x (n, ...) under an energy, which may be estimates.
+LogRatioOf = Callable[[Any, Tensor, torch.Generator], LogRatios]
+
+
+class Assessment(NamedTuple):
+    """Assessment of a model by held-out rows (n, ...).
+
+    Attributes
+    ----------
+    gain : float
+        Mean log-likelihood ratio to the base, in nats; minus infinity where it is not finite.
+    error : float
+        Its standard error, that of log Z included.
+    draws : Tensor or None
+        Draws of the model, if there are any.
+    gains : Tensor of shape (n,) or None
+        Gain of each row, where these have a log Z of their own, so that two assessments are
+        compared row by row.
+    """
+
+    gain: float
+    error: float
+    draws: Tensor | None = None
+    gains: Tensor | None = None
+
+
+def assess(
+    log_ratios: LogRatioOf,
+    energy: Any,
+    x: Tensor,
+    weight: Tensor | None,
+    generator: torch.Generator,
+    n_completions: int = 1,
+) -> Assessment:
+    """Assessment of an energy by held-out rows x (n, ...) of weights (n,).
+
+    With `n_completions`, that many successive rows complete a row of which entries are missing by
+    draws of the base; its gain is that of its known entries, by importance sampling: low on
+    average.
+    """
+    found = log_ratios(energy, x, generator)
+    ratio, share = found.ratio.double(), None if weight is None else weight.double()
+    if n_completions > 1:
+        ratio = ratio.view(-1, n_completions).logsumexp(1) - math.log(n_completions)
+        share = None if share is None else share[::n_completions]
+    gain = float(weighted_mean(ratio, share)) - (found.log_z or 0.0)
+    gains = ratio if found.log_z is None and len(ratio) > 1 else None
+    if not math.isfinite(gain):
+        return Assessment(-math.inf, 0.0, found.draws, gains)
+    error = weighted_variance(ratio, share) / effective_count(ratio, share)
+    return Assessment(
+        gain, math.hypot(math.sqrt(float(error)), found.log_z_error), found.draws, gains
+    )
 
 
 def is_kept(found: Gain, of_all_rows: float = 0.0) -> bool:

@@ -50,7 +50,7 @@ from skebm.estimators.rbm.choice import (
     choose_base,
 )
 from skebm.estimators.rbm.hidden import HiddenUnits
-from skebm.estimators.rbm.safety import N_HELD_OUT, assess, pessimistic_log_z
+from skebm.estimators.rbm.safety import N_HELD_OUT, pessimistic_log_z, rbm_log_ratios
 from skebm.estimators.tables.bases import (
     TREES,
     check_base_stays,
@@ -70,10 +70,16 @@ from skebm.objectives import (
 from skebm.objectives.local import LOCAL_RULES
 from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
 from skebm.training import SGD
-from skebm.training.guard import ENOUGH_STEPS, MOST_LOST, N_ASSESSMENTS, Assess, DivergenceError
+from skebm.training.guard import ENOUGH_STEPS, MOST_LOST, N_ASSESSMENTS, DivergenceError
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
-from skebm.training.selection import Gain, epochs_by_halves, gain_by_more_rows, n_held_out
+from skebm.training.selection import (
+    Gain,
+    LogRatioOf,
+    epochs_by_halves,
+    gain_by_more_rows,
+    n_held_out,
+)
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
@@ -255,8 +261,9 @@ class RBMBlueprint(GuardedBlueprint, JointBlueprint):
         redraw(self.base, rows, generator)
         return rows
 
-    def assessment(self) -> Assess | None:
-        return assess
+    @property
+    def log_ratios(self) -> LogRatioOf:
+        return rbm_log_ratios
 
     def trial(self, train: Rows, held_out: Rows, share: float, tools: Trials) -> Tried:
         """How likely held-out rows are after a share of the epochs.
@@ -318,7 +325,7 @@ class RBMBlueprint(GuardedBlueprint, JointBlueprint):
         net.completion_ = self.complete
         train = train.with_own_imputations()
         try:
-            net.hold_out(self.completed(held_out, generator), self.assessment(), n_times)
+            net.hold_out(self.completed(held_out, generator), self.log_ratios, n_times)
             self.initialise(net.module_.energy, train)
             net.partial_fit(train)
         except (DivergenceError, SamplingError):

@@ -14,13 +14,12 @@ from torch import Tensor
 
 from skebm._validation import warn
 from skebm.base import Binary, Sampler, sampling
-from skebm.base.objective import weighted_mean
 from skebm.distributions import Distribution
 from skebm.energies import ClassRBM, MixedRBM
 from skebm.estimators.base import JointBlueprint, at_least_two, chain_rows, stopping_of
 from skebm.estimators.rbm.blueprint import GAIN, LEAST_RISE, of_layers
 from skebm.estimators.rbm.hidden import HIDDEN_BIAS
-from skebm.estimators.rbm.safety import assess
+from skebm.estimators.rbm.safety import rbm_log_ratios
 from skebm.estimators.tables.bases import column_means
 from skebm.estimators.tables.columns import ColumnTable
 from skebm.estimators.tables.table import UnitIntervalTable
@@ -28,10 +27,10 @@ from skebm.objectives import Centering, ClassLikelihood, Penalty
 from skebm.objectives.joint import UNKNOWN
 from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
 from skebm.training import SGD
-from skebm.training.guard import Assessment, DivergenceError
+from skebm.training.guard import DivergenceError
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
-from skebm.training.selection import Gain, is_kept, most_likely_epoch
+from skebm.training.selection import Gain, LogRatios, assess, is_kept, most_likely_epoch
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
@@ -169,7 +168,7 @@ class ClassBlueprint(JointBlueprint):
         index = torch.linspace(0, len(rows) - 1, min(len(rows), N_JUDGES), device=rows.device)
         some = rows.subset(index.long())
         generator = torch.Generator(rows.device).manual_seed(net.seed_)
-        found = assess(energy, some.block(0, len(some)), some.weight, generator)
+        found = assess(rbm_log_ratios, energy, some.block(0, len(some)), some.weight, generator)
         if is_kept(Gain(found.gain, found.error)):
             return self
         if found.gain < -LEAST_RISE:  # of less the density itself is the same
@@ -240,20 +239,12 @@ def takes_folds(estimator: Any, rows: Rows) -> bool:
     return free and n_known >= 2 * N_FOLDS and len(rows) <= MOST_IN_FOLDS
 
 
-def assess_classes(
-    energy: ClassRBM,
-    x: Tensor,
-    weight: Tensor | None,
-    generator: torch.Generator,
-    n_completions: int = 1,
-    *,
-    y: Tensor,
-) -> Assessment:
-    """Mean log p(y given x) of labelled rows, exact, without draws of the model."""
+def class_log_ratios(
+    y: Tensor, energy: ClassRBM, x: Tensor, generator: torch.Generator
+) -> LogRatios:
+    """Log p(y given x) of labelled rows, exact."""
     with torch.no_grad(), sampling(energy):
-        value = energy.log_class_proba(x).double().gather(1, y[:, None])[:, 0]
-    share = None if weight is None else weight.double()
-    return Assessment(float(weighted_mean(value, share)), 0.0, x[:0])
+        return LogRatios(energy.log_class_proba(x).double().gather(1, y[:, None])[:, 0])
 
 
 def epochs_by_folds(
@@ -284,7 +275,7 @@ def epochs_by_folds(
         net = blueprint.plan.net(
             blueprint.objective(generator), generator, streaming=False, net_params=own
         ).initialize()
-        net.hold_out(judges, functools.partial(assess_classes, y=rows.y[left_out]), N_IN_FOLD)
+        net.hold_out(judges, functools.partial(class_log_ratios, rows.y[left_out]), N_IN_FOLD)
         blueprint.initialise(net.module_.energy, train)
         try:
             net.partial_fit(blueprint.deduplicate(train))
