@@ -22,10 +22,9 @@ from skebm.estimators.rbm.blueprint import (
     RBMBlueprint,
     design,
     still_rising,
-    without_guards,
 )
 from skebm.estimators.rbm.choice import BaseChoice
-from skebm.estimators.rbm.safety import N_CHAINS, rbm_log_ratios
+from skebm.estimators.rbm.safety import N_CHAINS, N_HELD_OUT, rbm_log_ratios
 from skebm.estimators.tables.table import UnitIntervalTable
 from skebm.objectives import ContrastiveDivergence
 from skebm.partition import Exact
@@ -34,7 +33,7 @@ from skebm.training import SGD, EarlyStopping
 from skebm.training.engine import EnergyNet
 from skebm.training.guard import N_ASSESSMENTS, Guard
 from skebm.training.rows import Rows
-from skebm.training.selection import LogRatios, assess
+from skebm.training.selection import LogRatios, assess, rows_apart
 from tests.oracle import DOUBLE, make_rbm, make_tree_rbm, seeded
 from tests.tiers import full, only_full
 
@@ -313,7 +312,7 @@ def fitted_gaussian(model, X, *, guards):
         warnings.simplefilter("ignore")
         rows = model.fit(X)._rows(X)
     if not guards:
-        rows = without_guards(rows, model._blueprint.guard_seed)[0]
+        rows = rows_apart(rows, N_HELD_OUT, model._blueprint.guard_seed)[0]
     return model, Gaussian.fit(rows.block(0, len(rows)).double())
 
 
@@ -353,7 +352,7 @@ def test_what_all_rows_add_to_a_base_is_what_is_expected():
     found = []
     for _ in range(30):
         rows = model._rows(rng.normal(size=(n, d)))
-        train, guards = without_guards(rows, blueprint.guard_seed)
+        train, guards = rows_apart(rows, N_HELD_OUT, blueprint.guard_seed)
         assert (len(train), len(guards)) == (540, 60)
         base = Gaussian.fit(train.block(0, 540).double(), shrinkage=0.0).to("cpu", rows.dtype)
         found.append(dataclasses.replace(blueprint, base=base).gain_of_all_rows(rows))

@@ -134,6 +134,10 @@ class Blueprint(abc.ABC):
         """Rows with their missing entries drawn anew; by default rows are complete."""
         return x
 
+    def completed(self, rows: Rows, generator: torch.Generator) -> Rows:
+        """Held-out rows, or copies that complete missing entries; by default rows are complete."""
+        return rows
+
     def deduplicate(self, rows: Rows) -> Rows:
         """Equivalent rows that are cheaper to train on; by default the same rows."""
         return rows

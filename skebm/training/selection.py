@@ -115,15 +115,18 @@ def is_kept(found: Gain, of_all_rows: float = 0.0) -> bool:
     return found.gain > of_all_rows + LEAST_ERRORS * found.error
 
 
-def gain_by_more_rows(seen: float, new: float, share: float) -> float:
-    """Nats of a new row that a base gains if a `share` of all rows is fitted as well.
+def gain_by_more_rows(
+    mean_log_prob: Callable[[Rows], float], fitted: Rows, held_out: Rows
+) -> float:
+    """Nats of a new row that a base gains if it is fitted to held-out rows as well.
 
     With k parameters and n rows, rows that were fitted are more likely than new ones by k / n and
     new ones are less likely than by the best parameters by k / (2 n): asymptotically, for maximum
-    likelihood (Akaike 1974). So the gain is the share times half of the difference of the mean
-    log-likelihoods of rows that were `seen` and of `new` ones.
+    likelihood (Akaike 1974). So the gain is half of the difference of the mean log-likelihoods of
+    both, times the share of rows that were held out.
     """
-    return share * max(seen - new, 0.0) / 2
+    share = len(held_out) / (len(fitted) + len(held_out))
+    return share * max(mean_log_prob(fitted) - mean_log_prob(held_out), 0.0) / 2
 
 
 def warn_of_base(found: Gain, of_all_rows: float = 0.0, what: str = "The model") -> None:
@@ -174,6 +177,12 @@ def epochs_by_halves(
     halves = rows.split(len(rows) // 2, generator)
     best = most_likely_epoch([gains(*halves), gains(*halves[::-1])])
     return best[0] if best is not None and is_kept(best[1]) else 0
+
+
+def rows_apart(rows: Rows, most: int, seed: int) -> tuple[Rows, Rows]:
+    """Rows that are trained on, and those that are held out, `most` of them at most."""
+    generator = torch.Generator(rows.device).manual_seed(seed)
+    return rows.split(n_held_out(len(rows), most), generator)
 
 
 def n_held_out(n_rows: int, most: int) -> int:

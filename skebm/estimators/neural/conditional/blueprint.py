@@ -152,8 +152,7 @@ class ConditionalBlueprint(GuardedBlueprint):
         apart = self._rows_apart(rows)
         if apart is None:
             return 0.0
-        seen, new = map(self._mean_of_base, apart)
-        return gain_by_more_rows(seen, new, len(apart[1]) / len(rows))
+        return gain_by_more_rows(self._mean_of_base, *apart)
 
     def _rows_apart(self, rows: Rows) -> tuple[Rows, Rows] | None:
         """Rows that the base and the network see, and those that guard; None without any."""
