@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from skebm import DeepBoltzmannMachine, RBMEstimator, SpikeSlabRBM
-from skebm.estimators.rbm.blueprint import RBMBlueprint
+from skebm.estimators.rbm.choice import Trials
 from skebm.training.engine import EnergyNet
 from skebm.training.guard import DivergenceError
 
@@ -62,11 +62,11 @@ def test_an_epoch_that_fails_leaves_no_imputations_behind(name, monkeypatch):
 def test_a_trial_that_fails_loses(n_failing, monkeypatch):
     """It changes no rows that others start from, and where all fail the fit goes on without."""
     starts, train = [], EnergyNet.partial_fit
-    tried = RBMBlueprint._tried
+    net_of = Trials._net
 
-    def noting(self, rows, *args):
-        starts.append((id(self.base), rows.x.clone()))
-        return tried(self, rows, *args)
+    def noting(self, recipe, rows, *args):
+        starts.append((id(recipe.base), rows.x.clone()))
+        return net_of(self, recipe, rows, *args)
 
     def failing(self, rows, *args, **kwargs):
         if len(starts) <= n_failing and self.n_assessments_ < 20:
@@ -74,7 +74,7 @@ def test_a_trial_that_fails_loses(n_failing, monkeypatch):
             raise DivergenceError("as if it had diverged")
         return train(self, rows, *args, **kwargs)
 
-    monkeypatch.setattr(RBMBlueprint, "_tried", noting)
+    monkeypatch.setattr(Trials, "_net", noting)
     monkeypatch.setattr(EnergyNet, "partial_fit", failing)
     monkeypatch.setattr("skebm.estimators.rbm.blueprint.ENOUGH_STEPS", 20)
     model = RBMEstimator(categorical_features=[2], n_iter=20, random_state=0)

@@ -22,18 +22,18 @@ from skebm.estimators.rbm.blueprint import (
     RBMBlueprint,
     design,
     still_rising,
-    without_guards,
 )
 from skebm.estimators.rbm.choice import BaseChoice
-from skebm.estimators.rbm.safety import N_CHAINS, assess
+from skebm.estimators.rbm.safety import N_CHAINS, N_HELD_OUT, rbm_log_ratios
 from skebm.estimators.tables.table import probability_table
 from skebm.objectives import ContrastiveDivergence
 from skebm.partition import Exact
 from skebm.samplers import FromData, Gibbs, ParallelTempering, Persistent
 from skebm.training import SGD, EarlyStopping
 from skebm.training.engine import EnergyNet
-from skebm.training.guard import N_ASSESSMENTS, Assessment, Guard
+from skebm.training.guard import N_ASSESSMENTS, Guard
 from skebm.training.rows import Rows
+from skebm.training.selection import LogRatios, assess, rows_apart
 from tests.oracle import DOUBLE, make_rbm, make_tree_rbm, seeded
 from tests.tiers import full, leading, only_full
 
@@ -90,9 +90,9 @@ def annealed(monkeypatch):
 def test_small_energies_are_assessed_exactly():
     energy = on_fair_coins(make_rbm(8, 4))
     x = energy.base.sample(300, seeded(1))
-    found = assess(energy, x, None, seeded())
+    found = assess(rbm_log_ratios, energy, x, None, seeded())
     assert found.gain == pytest.approx(exact_gain(energy, x), abs=1e-9)
-    draws = [assess(energy, x, None, seeded(i)).draws for i in range(60)]
+    draws = [assess(rbm_log_ratios, energy, x, None, seeded(i)).draws for i in range(60)]
     states = energy.domain.states(0, 2**8, dtype=DOUBLE, device="cpu")
     p = torch.softmax(-energy(states), 0)
     assert_allclose(torch.cat(draws).mean(0), p @ states, atol=0.03)
@@ -105,7 +105,7 @@ def test_small_energies_are_assessed_exactly():
 @torch.no_grad()
 def test_gains_are_those_of_the_exact_likelihood(energy):
     x = energy.base.sample(300, seeded(1))
-    found = [assess(energy, x, None, seeded(i)) for i in range(6)]
+    found = [assess(rbm_log_ratios, energy, x, None, seeded(i)) for i in range(6)]
     gains = np.array([one.gain for one in found])
     exact = exact_gain(energy, x)
     assert abs(gains.mean() - exact) < 0.05  # the larger of two estimates
@@ -118,7 +118,10 @@ def test_gains_are_those_of_the_exact_likelihood(energy):
 def test_draws_are_those_of_the_model():
     energy = on_fair_coins(make_rbm(8, 4))
     draws = torch.cat(
-        [assess(energy, energy.base.sample(9, seeded()), None, seeded(i)).draws for i in range(12)]
+        [
+            assess(rbm_log_ratios, energy, energy.base.sample(9, seeded()), None, seeded(i)).draws
+            for i in range(12)
+        ]
     )
     states = torch.tensor(list(itertools.product([0.0, 1.0], repeat=8)), dtype=DOUBLE)
     p = (-energy(states)).softmax(0)
@@ -136,7 +139,7 @@ def test_a_mode_far_from_the_rows_is_found():
     x = (energy.base.sample(200, seeded()) * (torch.arange(12) < 6)).to(DOUBLE)
     exact = exact_gain(energy, x)
     assert exact < -5  # nearly all mass is where no rows are
-    found = assess(energy, x, None, seeded(1))
+    found = assess(rbm_log_ratios, energy, x, None, seeded(1))
     assert found.gain == pytest.approx(exact, abs=0.5)
     assert found.draws.mean() > 0.7  # of the rows it is 0.06
 
@@ -147,8 +150,8 @@ def test_weights_count_as_copies():
     energy = on_fair_coins(make_rbm(8, 4))
     x = energy.base.sample(40, seeded())
     times = torch.arange(40) % 3
-    one = assess(energy, x, times.to(DOUBLE), seeded(1))
-    other = assess(energy, x.repeat_interleave(times, 0), None, seeded(1))
+    one = assess(rbm_log_ratios, energy, x, times.to(DOUBLE), seeded(1))
+    other = assess(rbm_log_ratios, energy, x.repeat_interleave(times, 0), None, seeded(1))
     assert one.gain == pytest.approx(other.gain, abs=1e-9)
 
 
@@ -157,7 +160,7 @@ def test_weights_count_as_copies():
 def test_an_energy_without_bound_has_no_gain():
     energy = on_fair_coins(make_rbm(8, 4))
     energy.weight.fill_(1e308)
-    found = assess(energy, energy.base.sample(9, seeded()), None, seeded(1))
+    found = assess(rbm_log_ratios, energy, energy.base.sample(9, seeded()), None, seeded(1))
     assert found.gain == -math.inf
 
 
@@ -309,7 +312,7 @@ def fitted_gaussian(model, X, *, guards):
         warnings.simplefilter("ignore")
         rows = model.fit(X)._rows(X)
     if not guards:
-        rows = without_guards(rows, model._blueprint.guard_seed)[0]
+        rows = rows_apart(rows, N_HELD_OUT, model._blueprint.guard_seed)[0]
     return model, Gaussian.fit(rows.block(0, len(rows)).double())
 
 
@@ -349,7 +352,7 @@ def test_what_all_rows_add_to_a_base_is_what_is_expected():
     found = []
     for _ in range(30):
         rows = model._rows(rng.normal(size=(n, d)))
-        train, guards = without_guards(rows, blueprint.guard_seed)
+        train, guards = rows_apart(rows, N_HELD_OUT, blueprint.guard_seed)
         assert (len(train), len(guards)) == (540, 60)
         base = Gaussian.fit(train.block(0, 540).double(), shrinkage=0.0).to("cpu", rows.dtype)
         found.append(dataclasses.replace(blueprint, base=base).gain_of_all_rows(rows))
@@ -405,11 +408,11 @@ def test_a_spurious_mode_brings_back_earlier_weights(bits, monkeypatch):
     gains = iter([0.0, 1.0, 2.0, -50.0, -60.0])
     kept = []
 
-    def told(energy, x, weight, generator, n_completions):
+    def told(energy, x, generator):
         kept.append(energy.weight.detach().clone())
-        return Assessment(next(gains), 0.1, energy.base.sample(4, generator))
+        return LogRatios(torch.full((4,), next(gains)), 0.0, 0.1, energy.base.sample(4, generator))
 
-    monkeypatch.setattr("skebm.estimators.rbm.blueprint.assess", told)
+    monkeypatch.setattr("skebm.estimators.rbm.blueprint.rbm_log_ratios", told)
     with pytest.warns(ConvergenceWarning, match="epoch 2"):
         model = RBMEstimator(**OURS).fit(bits)
     assert torch.equal(model.energy_.weight, kept[2])
@@ -421,11 +424,12 @@ def test_after_a_large_loss_training_goes_on_from_the_best_weights_at_half_the_r
 ):
     gains, kept = [0.0, 2.0, 1.7, 1.0, 1.6], []
 
-    def told(energy, x, weight, generator, n_completions):
+    def told(energy, x, generator):
         kept.append(energy.weight.detach().clone())
-        return Assessment(gains[len(kept) - 1], 0.1, energy.base.sample(4, generator))
+        gain = torch.full((4,), gains[len(kept) - 1])
+        return LogRatios(gain, 0.0, 0.1, energy.base.sample(4, generator))
 
-    monkeypatch.setattr("skebm.estimators.rbm.blueprint.assess", told)
+    monkeypatch.setattr("skebm.estimators.rbm.blueprint.rbm_log_ratios", told)
     model = RBMEstimator(**OURS, optimizer=SGD(schedule="constant", averaging=averaging))
     with pytest.warns(ConvergenceWarning, match="after epoch 1 of 4"):
         model.fit(bits)

@@ -71,11 +71,10 @@ from skebm.training.distributed import (
     check_same_input,
     divided,
 )
-from skebm.training.guard import Assess
 from skebm.training.mapped import MappedArray, as_mapped, is_large
 from skebm.training.plan import TrainingPlan, check_net_params
 from skebm.training.rows import Rows
-from skebm.training.selection import is_kept, warn_of_base
+from skebm.training.selection import LogRatioOf, is_kept, warn_of_base
 from skebm.training.streams import SourceMixin, Spool, is_stream, spooled
 
 if TYPE_CHECKING:
@@ -140,13 +139,18 @@ class Blueprint(abc.ABC):
         """Split off rows for monitoring the training; by default none."""
         return rows, None
 
-    def assessment(self) -> Assess | None:
-        """How held-out rows assess a model a few times a fit; None if each epoch's monitor does."""
+    @property
+    def log_ratios(self) -> LogRatioOf | None:
+        """What assesses a model a few times a fit; None if each epoch's monitor does."""
         return None
 
     def complete(self, energy: Any, x: Tensor, known: Tensor, generator: torch.Generator) -> Tensor:
         """Rows with their missing entries drawn anew; by default rows are complete."""
         return x
+
+    def completed(self, rows: Rows, generator: torch.Generator) -> Rows:
+        """Held-out rows, or copies that complete missing entries; by default rows are complete."""
+        return rows
 
     def deduplicate(self, rows: Rows) -> Rows:
         """Equivalent rows that are cheaper to train on; by default the same rows."""
@@ -566,7 +570,7 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
         ).initialize()
         if validation is None and not streaming:
             train, held_out = blueprint.hold_out(train, generator)
-            net.hold_out(held_out, blueprint.assessment())
+            net.hold_out(held_out, blueprint.log_ratios)
         if before is None:
             blueprint.initialise(net.module_.energy, train)
         else:

@@ -40,7 +40,6 @@ from skebm.training.guard import (
     MIN_LOSS,
     MOST_LOST,
     N_ASSESSMENTS,
-    Assess,
     Completion,
     DivergenceError,
     Guard,
@@ -50,6 +49,7 @@ from skebm.training.guard import (
 )
 from skebm.training.resume import Resume, settings_of
 from skebm.training.rows import Batches, Rows
+from skebm.training.selection import LogRatioOf, assess
 
 
 class Run:
@@ -351,7 +351,7 @@ class EnergyNet(NeuralNet):
         super().initialize()
         self.run_, self.n_restarts_, self.lr_scale_ = Run(), 0, 1.0
         self.held_out_: Rows | None = None
-        self.assess_: Assess | None = None
+        self.log_ratios_: LogRatioOf | None = None
         self.n_assessments_ = N_ASSESSMENTS
         self.completion_: Completion | None = None  # where rows have missing entries
         self.interrupted_ = False
@@ -381,14 +381,17 @@ class EnergyNet(NeuralNet):
         self.run_.state = None
 
     def hold_out(
-        self, rows: Rows | None, assess: Assess | None = None, n_times: int = N_ASSESSMENTS
+        self,
+        rows: Rows | None,
+        log_ratios: LogRatioOf | None = None,
+        n_times: int = N_ASSESSMENTS,
     ) -> None:
         """Set held-out rows, on which training is monitored, and how they assess a model.
 
-        Without `assess`, the objective's monitor assesses the model after each epoch; otherwise
-        `assess` does so, `n_times` per fit.
+        Without `log_ratios`, the objective's monitor assesses the model after each epoch; otherwise
+        these do so, `n_times` per fit.
         """
-        self.held_out_, self.assess_ = rows, None if rows is None else assess
+        self.held_out_, self.log_ratios_ = rows, None if rows is None else log_ratios
         self.n_assessments_ = n_times
 
     @property
@@ -409,7 +412,7 @@ class EnergyNet(NeuralNet):
             self.initialize()
         self.interrupted_ = True  # until the loop has come to its end
         self.n_before_ = len(self.history)
-        self.guard_ = Guard(seldom=self.assess_ is not None)
+        self.guard_ = Guard(seldom=self.log_ratios_ is not None)
         self.reported_ = self.n_restarts_
         self.logs_: dict[str, float] = {}  # of the trained weights
         self.averaged_: dict[str, float] = {}  # of their average
@@ -548,7 +551,7 @@ class EnergyNet(NeuralNet):
             if self._monitors(len(iterator)) or not self.averaged_:
                 self.averaged_ = self._monitor(self._monitoring_batch(iterator))
             logs = logs | self.averaged_
-        due = self.assess_ is not None and self._is_due()
+        due = self.log_ratios_ is not None and self._is_due()
         logs = logs | (self._assess() if due else {})
         if self.held_out_ is not None:
             self.guard_.keep_best(logs, len(self.history), weights_of(self.module_))
@@ -570,7 +573,7 @@ class EnergyNet(NeuralNet):
                 self.run_.state = self.module_.start(monitored, self.generator)
             before = self.logs_ or self._monitor(monitored)
             if self.held_out_ is not None and self.guard_.best is None:
-                first = before if self.assess_ is None else self._assess()
+                first = before if self.log_ratios_ is None else self._assess()
                 self.guard_.keep_best(first, self.n_before_, weights_of(self.module_))
         tries = 0
         while True:
@@ -613,16 +616,18 @@ class EnergyNet(NeuralNet):
     def _assess(self) -> dict[str, float]:
         """Gain of the model over the base; some of the chains go on from draws of the model."""
         rows = self.held_out_
-        assert self.assess_ is not None
+        assert self.log_ratios_ is not None
         assert rows is not None
-        found = self.assess_(
+        found = assess(
+            self.log_ratios_,
             self.module_.energy,
             rows.block(0, len(rows)),
             rows.weight,
             self._evaluation_generator(),
             rows.n_copies,
         )
-        self.run_.state = self.module_.joined(self.state_, found.draws, self.generator)
+        if found.draws is not None:
+            self.run_.state = self.module_.joined(self.state_, found.draws, self.generator)
         self.guard_.gains = self.group_.mean_of(found.gains)
         return self.group_.mean({"gain_over_base": found.gain, "gain_error": found.error})
 
@@ -918,7 +923,7 @@ class EnergyNet(NeuralNet):
         restarts = self.n_restarts_ - self.reported_
         if restarts <= self.max_restarts:
             return
-        if self.assess_ is not None and self.guard_.best is not None:
+        if self.log_ratios_ is not None and self.guard_.best is not None:
             raise NoFurtherGainError
         rate = 2 * self.optimizer_.param_groups[-1]["lr"]
         remedy = f"Lower learning_rate (it was {rate:.3g} the last time)."

@@ -52,28 +52,6 @@ class Best(NamedTuple):
         return Gain(self.gain - start.gain, self.error)
 
 
-class Assessment(NamedTuple):
-    """Assessment of a model on held-out rows (n, ...), and draws of the model.
-
-    Attributes
-    ----------
-    gain : float
-        Mean log-likelihood ratio to the base, in nats.
-    error : float
-        Its standard error, that of log Z included.
-    draws : Tensor
-    gains : Tensor of shape (n,) or None
-        Gain of each row, if two assessments are to be compared row by row.
-    """
-
-    gain: float
-    error: float
-    draws: Tensor
-    gains: Tensor | None = None
-
-
-# Assesses an energy by held-out rows and their weights.
-Assess = Callable[[Any, Tensor, Tensor | None, torch.Generator, int], Assessment]
 # Draws missing entries anew, of rows (n, d) whose known entries are a mask of that shape.
 Completion = Callable[[Any, Tensor, Tensor, torch.Generator], Tensor]
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor
 
 from skebm._validation import warn
+from skebm.base.objective import effective_count, weighted_mean, weighted_variance
 from skebm.training.rows import Rows
 
 # Standard errors by which held-out rows must gain more than a base of all rows does.
@@ -32,20 +34,99 @@ class Gain(NamedTuple):
     error: float
 
 
+class LogRatios(NamedTuple):
+    """Log-likelihood ratios of rows to the base, in nats: all that a model says of held-out rows.
+
+    Attributes
+    ----------
+    ratio : Tensor of shape (n,)
+        Without log Z where all rows share it.
+    log_z : float or None
+        log Z that the rows share; None where each ratio has its own.
+    log_z_error : float
+        Standard error of the shared log Z.
+    draws : Tensor or None
+        Draws of the model that were made on the way.
+    """
+
+    ratio: Tensor
+    log_z: float | None = None
+    log_z_error: float = 0.0
+    draws: Tensor | None = None
+
+
+# Log-likelihood ratios of rows x (n, ...) under an energy, which may be estimates.
+LogRatioOf = Callable[[Any, Tensor, torch.Generator], LogRatios]
+
+
+class Assessment(NamedTuple):
+    """Assessment of a model by held-out rows (n, ...).
+
+    Attributes
+    ----------
+    gain : float
+        Mean log-likelihood ratio to the base, in nats; minus infinity where it is not finite.
+    error : float
+        Its standard error, that of log Z included.
+    draws : Tensor or None
+        Draws of the model, if there are any.
+    gains : Tensor of shape (n,) or None
+        Gain of each row, where these have a log Z of their own, so that two assessments are
+        compared row by row.
+    """
+
+    gain: float
+    error: float
+    draws: Tensor | None = None
+    gains: Tensor | None = None
+
+
+def assess(
+    log_ratios: LogRatioOf,
+    energy: Any,
+    x: Tensor,
+    weight: Tensor | None,
+    generator: torch.Generator,
+    n_completions: int = 1,
+) -> Assessment:
+    """Assessment of an energy by held-out rows x (n, ...) of weights (n,).
+
+    With `n_completions`, that many successive rows complete a row of which entries are missing by
+    draws of the base; its gain is that of its known entries, by importance sampling: low on
+    average.
+    """
+    found = log_ratios(energy, x, generator)
+    ratio, share = found.ratio.double(), None if weight is None else weight.double()
+    if n_completions > 1:
+        ratio = ratio.view(-1, n_completions).logsumexp(1) - math.log(n_completions)
+        share = None if share is None else share[::n_completions]
+    gain = float(weighted_mean(ratio, share)) - (found.log_z or 0.0)
+    gains = ratio if found.log_z is None and len(ratio) > 1 else None
+    if not math.isfinite(gain):
+        return Assessment(-math.inf, 0.0, found.draws, gains)
+    error = weighted_variance(ratio, share) / effective_count(ratio, share)
+    return Assessment(
+        gain, math.hypot(math.sqrt(float(error)), found.log_z_error), found.draws, gains
+    )
+
+
 def is_kept(found: Gain, of_all_rows: float = 0.0) -> bool:
     """Whether a model is kept, given what a base of all rows gains; False where nan."""
     return found.gain > of_all_rows + LEAST_ERRORS * found.error
 
 
-def gain_by_more_rows(seen: float, new: float, share: float) -> float:
-    """Nats of a new row that a base gains if a `share` of all rows is fitted as well.
+def gain_by_more_rows(
+    mean_log_prob: Callable[[Rows], float], fitted: Rows, held_out: Rows
+) -> float:
+    """Nats of a new row that a base gains if it is fitted to held-out rows as well.
 
     With k parameters and n rows, rows that were fitted are more likely than new ones by k / n and
     new ones are less likely than by the best parameters by k / (2 n): asymptotically, for maximum
-    likelihood (Akaike 1974). So the gain is the share times half of the difference of the mean
-    log-likelihoods of rows that were `seen` and of `new` ones.
+    likelihood (Akaike 1974). So the gain is half of the difference of the mean log-likelihoods of
+    both, times the share of rows that were held out.
     """
-    return share * max(seen - new, 0.0) / 2
+    share = len(held_out) / (len(fitted) + len(held_out))
+    return share * max(mean_log_prob(fitted) - mean_log_prob(held_out), 0.0) / 2
 
 
 def warn_of_base(found: Gain, of_all_rows: float = 0.0, what: str = "The model") -> None:
@@ -96,6 +177,12 @@ def epochs_by_halves(
     halves = rows.split(len(rows) // 2, generator)
     best = most_likely_epoch([gains(*halves), gains(*halves[::-1])])
     return best[0] if best is not None and is_kept(best[1]) else 0
+
+
+def rows_apart(rows: Rows, most: int, seed: int) -> tuple[Rows, Rows]:
+    """Rows that are trained on, and those that are held out, `most` of them at most."""
+    generator = torch.Generator(rows.device).manual_seed(seed)
+    return rows.split(n_held_out(len(rows), most), generator)
 
 
 def n_held_out(n_rows: int, most: int) -> int:

@@ -21,7 +21,7 @@ from skebm.distributions import (
     TruncatedGaussian,
 )
 from skebm.energies import BernoulliDBM, MixedRBM
-from skebm.estimators.rbm.gated.blueprint import assess_pairs
+from skebm.estimators.rbm.gated.blueprint import pair_log_ratios
 from skebm.objectives import (
     AssessedDivergence,
     CenteredObjective,
@@ -60,6 +60,7 @@ from skebm.samplers import (
     ParallelTempering,
     Persistent,
 )
+from skebm.training.selection import assess
 from tests.discovery import without_case
 from tests.networks import LEVELS, NEURAL, binary, classified, neural, one_hot, walled
 from tests.objectives import (
@@ -170,6 +171,9 @@ def sampled(sampler, policy=FromData, steps=None, **settings):
         return ContrastiveDivergence(energy, sampler, chains_of(policy, energy, steps), **settings)
 
     return make
+
+
+assess_pairs = functools.partial(assess, pair_log_ratios)
 
 
 def assessed(energy):

@@ -37,14 +37,14 @@ from skebm.estimators.rbm.blueprint import (
 )
 from skebm.estimators.rbm.choice import BaseChoice
 from skebm.estimators.rbm.hidden import BinaryLayer
-from skebm.estimators.rbm.safety import against_log_z
+from skebm.estimators.rbm.safety import over_log_z
 from skebm.estimators.tables.bases import TREES, redraw
 from skebm.estimators.tables.blocks import NumberBlock
 from skebm.estimators.tables.table import Table
 from skebm.objectives import AssessedDivergence, pseudo_log_likelihood
 from skebm.samplers import FromData, Persistent
-from skebm.training.guard import Assess, Assessment
 from skebm.training.rows import Rows
+from skebm.training.selection import LogRatioOf, LogRatios, assess
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
@@ -103,7 +103,8 @@ class DeepBlueprint(RBMBlueprint):
         if isinstance(chains, Persistent):
             chains.set_params(initial=energy.base)
         more: dict[str, Any] = {"centering": self.centering, "penalty": self.penalty}
-        return AssessedDivergence(energy, self.chain_sampler, chains, self.assessment(), **more)
+        assessed = functools.partial(assess, self.log_ratios)
+        return AssessedDivergence(energy, self.chain_sampler, chains, assessed, **more)
 
     @torch.no_grad()
     def initialise(self, energy: Any, rows: Rows) -> None:
@@ -165,10 +166,11 @@ class DeepBlueprint(RBMBlueprint):
         self.hidden.extend(found)
         return found
 
-    def assessment(self) -> Assess:
+    @property
+    def log_ratios(self) -> LogRatioOf:
         draws = min(self.mean_field.n_draws, N_ASSESSING_DRAWS)
         settings = clone(self.mean_field).set_params(n_draws=draws)
-        return functools.partial(assess_deep, self.layers, self.base, settings)
+        return functools.partial(deep_log_ratios, self.layers, self.base, settings)
 
     # ---------------------------------------------------------------- of a trained model
 
@@ -235,17 +237,15 @@ def warn_unless_converged(residual: Tensor, settings: MeanField) -> None:
         )
 
 
-def assess_deep(
+def deep_log_ratios(
     layers: Layers,
     base: Distribution,
     settings: MeanField,
     energy: Any,
     x: Tensor,
-    weight: Tensor | None,
     generator: torch.Generator,
-    n_completions: int = 1,
-) -> Assessment:
-    """Gain of a lower bound over the base on rows, and draws of the model; see :func:`assess`.
+) -> LogRatios:
+    """Lower bounds on log-likelihood ratios to the base, and draws; see :func:`rbm_log_ratios`.
 
     Direction: as there, less by the gap of the bound.
     """
@@ -253,7 +253,7 @@ def assess_deep(
         x = x[:, : layers.n_visible]
         bound = bound_of(HiddenGiven(energy, layers, x), settings)
         ratio = bound - base.log_prob(x)
-    return against_log_z(energy, ratio, weight, generator, n_completions)
+    return over_log_z(energy, ratio, generator)
 
 
 def design_deep(

@@ -26,8 +26,7 @@ from skebm.estimators.deep.blueprint import DeepBlueprint, design_deep, warn_unl
 from skebm.estimators.deep.meanfield import MeanField, PosteriorMeans, recognition_maps
 from skebm.estimators.deep.module import sigmoid_network
 from skebm.estimators.deep.rows import HiddenEntries
-from skebm.estimators.rbm.blueprint import Trials
-from skebm.estimators.rbm.choice import BaseChoice
+from skebm.estimators.rbm.choice import BaseChoice, Trials
 from skebm.estimators.rbm.drawing import LayersDensityMixin
 from skebm.estimators.rbm.missing import hidden_means, log_sums
 from skebm.estimators.tables.bases import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -23,8 +23,6 @@ from skebm.base import (
     Objective,
     Real,
     Sampler,
-    SamplingError,
-    sampling,
 )
 from skebm.base.domains import parts_of
 from skebm.base.torchtools import check_memory
@@ -45,12 +43,12 @@ from skebm.estimators.rbm.choice import (
     N_HIDDEN,
     PLAIN,
     BaseChoice,
-    Tried,
+    Trials,
     candidates,
     choose_base,
 )
 from skebm.estimators.rbm.hidden import HiddenUnits
-from skebm.estimators.rbm.safety import N_HELD_OUT, assess, pessimistic_log_z
+from skebm.estimators.rbm.safety import N_HELD_OUT, rbm_log_ratios
 from skebm.estimators.tables.bases import (
     TREES,
     check_base_stays,
@@ -69,10 +67,17 @@ from skebm.objectives import (
 from skebm.objectives.local import LOCAL_RULES
 from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
 from skebm.training import SGD
-from skebm.training.guard import ENOUGH_STEPS, MOST_LOST, N_ASSESSMENTS, Assess, DivergenceError
+from skebm.training.guard import ENOUGH_STEPS
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
-from skebm.training.selection import Gain, epochs_by_halves, gain_by_more_rows, n_held_out
+from skebm.training.selection import (
+    LogRatioOf,
+    epochs_by_halves,
+    gain_by_more_rows,
+    n_held_out,
+    rows_apart,
+)
+from skebm.training.trials import ERROR, GAIN
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
@@ -100,18 +105,14 @@ SCALE_ON_TREES, SCALE_BY_L1 = 0.01, 100.0
 FEWEST_ROWS = 200
 # Of fewer rows, halves choose the number of epochs; fewer than these say nothing.
 FEWEST_IN_HALVES = 8
-# Assessments of each half, between which the number of epochs is chosen.
-N_BY_HALVES = 10
 # Draws of the base that complete a held-out row with missing entries.
 N_COMPLETIONS = 10
 # Gibbs steps that draw missing entries anew where rows come once, in `partial_fit`.
 STREAMING_STEPS = 5
 GIBBS = Gibbs()
-
-
-# Names of the gain of held-out rows in the history and of its error; and what counts as a gain, or
-# as a rise of its mean over a quarter of the assessments, in nats.
-GAIN, ERROR, LEAST_RISE = "gain_over_base", "gain_error", 0.1
+# What counts as a gain of held-out rows, or as a rise of its mean over a quarter of the
+# assessments, in nats.
+LEAST_RISE = 0.1
 
 
 @dataclass(frozen=True)
@@ -243,7 +244,7 @@ class RBMBlueprint(GuardedBlueprint, JointBlueprint):
         if self.guard_seed is None:
             train, held_out = rows.split(n_held_out(len(rows), N_HELD_OUT), generator)
         else:
-            train, held_out = without_guards(rows, self.guard_seed)
+            train, held_out = rows_apart(rows, N_HELD_OUT, self.guard_seed)
         return train, self.completed(held_out, generator)
 
     def completed(self, rows: Rows, generator: torch.Generator) -> Rows:
@@ -254,77 +255,9 @@ class RBMBlueprint(GuardedBlueprint, JointBlueprint):
         redraw(self.base, rows, generator)
         return rows
 
-    def assessment(self) -> Assess | None:
-        return assess
-
-    def trial(self, train: Rows, held_out: Rows, share: float, tools: Trials) -> Tried:
-        """How likely held-out rows are after a share of the epochs.
-
-        The first value is that of the guard, whose short annealing misses more of log Z the farther
-        a model is from its base. For rows with missing entries it is the likelihood of the known
-        ones, by the guard alone. It is minus infinity if training diverges.
-        """
-        # As often as in the fit itself: on a tree, an assessment takes as long as a hundred steps.
-        net = self._tried(train, held_out, share, math.ceil(share * N_ASSESSMENTS), tools)
-        if net is None:
-            return Tried(-math.inf, lambda: -math.inf)
-        x, counts = held_out.block(0, len(held_out)), held_out.counts
-        share_of_row = counts / counts.sum()
-        # Of far rows the gain may be infinite, which the guard does not keep.
-        final = net.guard_.final_gain
-        gain = -math.inf if final is None else final.gain
-        most = _or_lost(gain + self.mean_of_base(held_out))
-
-        def pessimistic(energy: Any = net.module_.energy) -> float:
-            if held_out.known is not None:
-                return most
-            try:
-                with torch.no_grad(), sampling(energy):
-                    mean = float(share_of_row @ -energy(x).double())
-                return _or_lost(mean - pessimistic_log_z(energy, x, tools.generator))
-            except SamplingError:
-                return -math.inf
-
-        return Tried(most, pessimistic)
-
-    def gains(self, train: Rows, held_out: Rows, tools: Trials) -> dict[int, Gain]:
-        """Gains of held-out rows after epochs while others train; none where training diverges.
-
-        They end at the first clear loss. After it a trial would continue from better weights at
-        half the learning rate, which a fit without held-out rows does not do.
-        """
-        net = self._tried(train, held_out, 1.0, N_BY_HALVES, tools)
-        found: dict[int, Gain] = {}
-        most = 0.0
-        for row in [] if net is None else net.history:
-            if GAIN not in row:
-                continue
-            found[row["epoch"]] = Gain(row[GAIN], row[ERROR])
-            most = max(most, row[GAIN])
-            if most - row[GAIN] > max(MOST_LOST, 2 * row[ERROR]):
-                break
-        return found
-
-    def _tried(
-        self, train: Rows, held_out: Rows, share: float, n_times: int, tools: Trials
-    ) -> EnergyNet | None:
-        """A net trained for a share of the epochs, assessed `n_times`; None if it diverges."""
-        plan = replace(self.plan, n_iter=math.ceil(share * self.plan.n_iter))
-        own = {k: v for k, v in (tools.net_params or {}).items() if k.startswith("optimizer")}
-        generator = tools.generator
-        net = plan.net(self.objective(generator), generator, streaming=False, net_params=own)
-        net.initialize()
-        net.completion_ = self.complete
-        train = train.with_own_imputations()
-        try:
-            net.hold_out(self.completed(held_out, generator), self.assessment(), n_times)
-            self.initialise(net.module_.energy, train)
-            net.partial_fit(train)
-        except (DivergenceError, SamplingError):
-            return None
-        if net.interrupted_:
-            raise KeyboardInterrupt("fit was interrupted when it compared settings.")
-        return net
+    @property
+    def log_ratios(self) -> LogRatioOf:
+        return rbm_log_ratios
 
     def trained_for(self, n_iter: int) -> Self:
         """The same with another number of epochs."""
@@ -352,9 +285,7 @@ class RBMBlueprint(GuardedBlueprint, JointBlueprint):
     def gain_of_all_rows(self, rows: Rows) -> float:
         if self.guard_seed is None:
             return 0.0
-        train, held_out = without_guards(rows, self.guard_seed)
-        seen, new = self.mean_of_base(train), self.mean_of_base(held_out)
-        return gain_by_more_rows(seen, new, len(held_out) / len(rows))
+        return gain_by_more_rows(self.mean_of_base, *rows_apart(rows, N_HELD_OUT, self.guard_seed))
 
     def mean_of_base(self, rows: Rows) -> float:
         """Mean log-likelihood of rows, of their known entries, under the base."""
@@ -478,55 +409,6 @@ def of_layers(sampler: Sampler) -> Sampler:
     return sampler if isinstance(sampler.kernel, Gibbs) else Gibbs()
 
 
-@dataclass
-class Trials:
-    """Short trainings that the rows of one fit compare.
-
-    Attributes
-    ----------
-    fit : callable
-        ``fit(name, rows)``: the named base of some rows.
-    plan : callable
-        ``plan(base, chosen, rows)``: the blueprint of a choice.
-    generator : torch.Generator
-    net_params : dict or None
-        Arguments of the net.
-    bases : dict of str to (Distribution, Rows)
-        Bases of the training rows of :meth:`value`, which are the same for all, and the rows as
-        completed by them, from which each trial starts.
-    """
-
-    fit: Callable[[str | None, Rows], Distribution]
-    plan: Callable[[Distribution, BaseChoice, Rows], RBMBlueprint]
-    generator: torch.Generator
-    net_params: dict[str, Any] | None
-    bases: dict[str | None, tuple[Distribution, Rows]] = field(default_factory=dict)
-
-    def value(
-        self, name: str | None, n_hidden: int, train: Rows, held_out: Rows, share: float
-    ) -> Tried:
-        """How likely held-out rows are after a share of the epochs."""
-        if name not in self.bases:
-            train = train.with_own_imputations()
-            self.bases[name] = self.fit(name, train), train
-        base, train = self.bases[name]
-        plan = self.plan(base, BaseChoice(name, n_hidden, ""), train)
-        return plan.trial(train, held_out, share, self)
-
-    def gains(
-        self, chosen: BaseChoice, n_iter: int, train: Rows, held_out: Rows
-    ) -> dict[int, Gain]:
-        """Gains of held-out rows over the base while others train a model for `n_iter` epochs."""
-        train = train.with_own_imputations()
-        half = self.plan(self.fit(chosen.name, train), chosen, train).trained_for(n_iter)
-        return half.gains(train, held_out, self)
-
-
-def _or_lost(value: float) -> float:
-    """A log-likelihood, or minus infinity where it is not finite: such a trial loses."""
-    return value if math.isfinite(value) else -math.inf
-
-
 def still_rising(gains: list[float], n_quarters: int = 1) -> float | None:
     """Rise of the mean to the last quarter of the gains from one or two quarters before, in nats.
 
@@ -625,13 +507,6 @@ def _going_on(
     return new.trained_for(last.plan.n_iter) if new.by_halves and last.by_halves else new
 
 
-def without_guards(rows: Rows, seed: int) -> tuple[Rows, Rows]:
-    """The rows that are trained on, and those that guard the training."""
-    return rows.split(
-        n_held_out(len(rows), N_HELD_OUT), torch.Generator(rows.device).manual_seed(seed)
-    )
-
-
 def fit_named_base(asked: Any, rows: Rows, table: Table) -> Distribution:
     """Fit the named base to rows of a table, or check that a given one covers them."""
     return fit_completed(lambda completed: fit_table_base(asked, completed, table), rows)
@@ -650,7 +525,7 @@ def fit_apart(
     """
     if seed is None:
         return fitted(name, rows)
-    base = fitted(name, without_guards(rows, seed)[0])
+    base = fitted(name, rows_apart(rows, N_HELD_OUT, seed)[0])
     if rows.known is not None:  # the rows that were fitted are copies
         redraw(base, rows, torch.Generator(rows.device).manual_seed(seed))
     return base

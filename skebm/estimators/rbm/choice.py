@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from skebm.base import Binary, Categorical, Domain, Real
+from skebm.base import Binary, Categorical, Domain, Real, SamplingError, sampling
 from skebm.base.domains import columns_of, parts_of
-from skebm.estimators.rbm.safety import N_HELD_OUT
+from skebm.distributions import Distribution
+from skebm.estimators.rbm.safety import N_HELD_OUT, pessimistic_log_z
 from skebm.estimators.tables.bases import LATENT
+from skebm.training.guard import N_ASSESSMENTS
 from skebm.training.rows import Rows
-from skebm.training.selection import n_held_out
+from skebm.training.selection import Gain, n_held_out
+from skebm.training.trials import gains_by_epoch, trial_net, until_loss
+
+if TYPE_CHECKING:
+    from skebm.training.engine import EnergyNet
 
 PLAIN = "independent"
 # Cells of the tables of a tree, each of which takes part in every draw of a row.
@@ -34,6 +41,8 @@ N_HIDDEN, USUAL = (64, 256, 16), 256
 # of the epochs of both, trees are ahead on tables where they are behind at the end (digits, by 0.8
 # nats).
 PLAIN_SHARE, SHARE = 0.5, 0.1
+# Assessments of each half, between which the number of epochs is chosen.
+N_BY_HALVES = 10
 
 
 class BaseChoice(NamedTuple):
@@ -57,6 +66,97 @@ class Tried(NamedTuple):
 
     most: float
     pessimistic: Callable[[], float]
+
+
+@dataclass
+class Trials:
+    """Trials of the settings of an RBM, which the rows of one fit compare.
+
+    Attributes
+    ----------
+    fit : callable
+        ``fit(name, rows)``: the named base of some rows.
+    plan : callable
+        ``plan(base, chosen, rows)``: the blueprint of a choice.
+    generator : torch.Generator
+    net_params : dict or None
+        Arguments of the net.
+    bases : dict of str to (Distribution, Rows)
+        Bases of the training rows of :meth:`value`, which are the same for all, and the rows as
+        completed by them, from which each trial starts.
+    """
+
+    fit: Callable[[str | None, Rows], Distribution]
+    plan: Callable[[Distribution, BaseChoice, Rows], Any]
+    generator: torch.Generator
+    net_params: dict[str, Any] | None
+    bases: dict[str | None, tuple[Distribution, Rows]] = field(default_factory=dict)
+
+    def value(
+        self, name: str | None, n_hidden: int, train: Rows, held_out: Rows, share: float
+    ) -> Tried:
+        """How likely held-out rows are after a share of the epochs.
+
+        The first value is that of the guard, whose short annealing misses more of log Z the farther
+        a model is from its base. For rows with missing entries it is the likelihood of the known
+        ones, by the guard alone. It is minus infinity if training diverges.
+        """
+        if name not in self.bases:
+            train = train.with_own_imputations()
+            self.bases[name] = self.fit(name, train), train
+        base, train = self.bases[name]
+        recipe = self.plan(base, BaseChoice(name, n_hidden, ""), train)
+        n_iter = math.ceil(share * recipe.plan.n_iter)
+        # As often as in the fit itself: on a tree, an assessment takes as long as a hundred steps.
+        net = self._net(recipe, train, held_out, n_iter, math.ceil(share * N_ASSESSMENTS))
+        if net is None:
+            return Tried(-math.inf, lambda: -math.inf)
+        # Of far rows the gain may be infinite, which the guard does not keep.
+        final = net.guard_.final_gain
+        gain = -math.inf if final is None else final.gain
+        most = _or_lost(gain + recipe.mean_of_base(held_out))
+        if held_out.known is not None:
+            return Tried(most, lambda: most)
+        energy = net.module_.energy
+        return Tried(most, lambda: pessimistic_mean(energy, held_out, self.generator))
+
+    def gains(
+        self, chosen: BaseChoice, n_iter: int, train: Rows, held_out: Rows
+    ) -> dict[int, Gain]:
+        """Gains of held-out rows over the base while others train a model for `n_iter` epochs."""
+        train = train.with_own_imputations()
+        recipe = self.plan(self.fit(chosen.name, train), chosen, train)
+        return until_loss(gains_by_epoch(self._net(recipe, train, held_out, n_iter, N_BY_HALVES)))
+
+    def _net(
+        self, recipe: Any, train: Rows, held_out: Rows, n_iter: int, n_times: int
+    ) -> EnergyNet | None:
+        return trial_net(
+            recipe,
+            train,
+            held_out,
+            recipe.log_ratios,
+            self.generator,
+            n_iter=n_iter,
+            n_times=n_times,
+            net_params=self.net_params,
+        )
+
+
+def pessimistic_mean(energy: Any, rows: Rows, generator: torch.Generator) -> float:
+    """Mean log-likelihood of rows by the largest credible log Z; minus infinity if not finite."""
+    x, counts = rows.block(0, len(rows)), rows.counts
+    try:
+        with torch.no_grad(), sampling(energy):
+            mean = float(counts / counts.sum() @ -energy(x).double())
+        return _or_lost(mean - pessimistic_log_z(energy, x, generator))
+    except SamplingError:
+        return -math.inf
+
+
+def _or_lost(value: float) -> float:
+    """A log-likelihood, or minus infinity where it is not finite: such a trial loses."""
+    return value if math.isfinite(value) else -math.inf
 
 
 def candidates(domain: Domain, *, short: bool, tempered: bool = False) -> list[str]:

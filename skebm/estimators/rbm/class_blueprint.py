@@ -4,33 +4,47 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from sklearn.base import clone
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from skebm._validation import warn
 from skebm.base import Binary, Sampler, sampling
 from skebm.base.objective import weighted_mean
 from skebm.distributions import Distribution
 from skebm.energies import ClassRBM, MixedRBM
-from skebm.estimators.base import JointBlueprint, at_least_two, chain_rows, stopping_of
-from skebm.estimators.rbm.blueprint import GAIN, LEAST_RISE, of_layers
+from skebm.estimators.base import (
+    JointBlueprint,
+    at_least_two,
+    chain_rows,
+    held_out_fraction,
+    stopping_of,
+)
+from skebm.estimators.rbm.blueprint import of_layers
 from skebm.estimators.rbm.hidden import HIDDEN_BIAS
-from skebm.estimators.rbm.safety import assess
+from skebm.estimators.rbm.safety import N_HELD_OUT, rbm_log_ratios
 from skebm.estimators.tables.bases import column_means
 from skebm.estimators.tables.table import Table
 from skebm.objectives import Centering, ClassLikelihood, Penalty
 from skebm.objectives.joint import UNKNOWN
 from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
 from skebm.training import SGD
-from skebm.training.guard import Assessment, DivergenceError
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
-from skebm.training.selection import Gain, is_kept, most_likely_epoch
+from skebm.training.selection import (
+    Gain,
+    LogRatios,
+    assess,
+    gain_by_more_rows,
+    is_kept,
+    most_likely_epoch,
+    rows_apart,
+    warn_of_base,
+)
+from skebm.training.trials import gains_by_epoch, trial_net
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
@@ -46,13 +60,12 @@ RATE, RATE_OF_REALS, RATE_OF_ROWS = 5.0, 1.0, 0.15
 PRECONDITION = 0.25
 # Steps of a fit by default, and epochs at least.
 N_STEPS, FEWEST_EPOCHS = 3000, 20
-# Rows up to which folds choose the number of epochs, of at most so many steps: tables of 150 rows
-# overfit after a hundred steps or gain until thousands, depending on the table.
-MOST_IN_FOLDS, N_STEPS_IN_FOLDS, N_FOLDS = 3000, 1000, 3
+# Rows up to which trials judge p(x), and folds choose the number of epochs, of at most so many
+# steps: tables of 150 rows overfit after a hundred steps or gain until thousands, depending on the
+# table.
+MOST_IN_TRIALS, N_STEPS_IN_FOLDS, N_FOLDS = 3000, 1000, 3
 # Numbers of epochs that are compared.
 N_IN_FOLD = 20
-# Rows by which p(x) is compared with the base after training.
-N_JUDGES = 500
 
 
 @dataclass(frozen=True)
@@ -76,9 +89,11 @@ class ClassBlueprint(JointBlueprint):
     chains : ChainPolicy
     centering : Centering or None
     penalty : Penalty or None
+    guard_seed : int or None
+        Which rows judge p(x), apart from those that the fit sees; None where a trial or none did.
     p_is_base : bool
         Whether p(x) of the trained model is the base: after training without a likelihood of rows,
-        and where the model makes its rows no more likely than the base does.
+        and where held-out rows gain too little over it.
     """
 
     table: Table
@@ -93,6 +108,7 @@ class ClassBlueprint(JointBlueprint):
     chains: ChainPolicy
     centering: Centering | None
     penalty: Penalty | None
+    guard_seed: int | None = None
     p_is_base: bool = False
 
     def objective(self, generator: torch.Generator) -> ClassLikelihood:
@@ -158,27 +174,39 @@ class ClassBlueprint(JointBlueprint):
     def scoring_energy(self, energy: ClassRBM) -> ClassRBM:
         return energy.padded()
 
+    def hold_out(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
+        """Leave the rows out that judge p(x) after training, which they do not guard."""
+        if self.guard_seed is None:
+            return rows, None
+        return rows_apart(rows, N_HELD_OUT, self.guard_seed)[0], None
+
     def finalised(self, net: EnergyNet, rows: Rows) -> ClassBlueprint:
-        """Without a likelihood of rows p(x) is the base, and where it gained nothing over it."""
-        if not self.generative_weight:
-            return replace(self, p_is_base=True)
-        if net.streaming:
+        """The same, or p(x) is the base where held-out rows gain too little, unless trials judged.
+
+        Training that goes on from an earlier fit keeps what it has.
+        """
+        judges = net.validation
+        if judges is None and self.guard_seed is not None:
+            _, judges = rows_apart(rows, N_HELD_OUT, self.guard_seed)
+        if judges is None or self.p_is_base or net.streaming or net.n_before_:
             return self
-        energy = net.module_.energy.eval()
-        index = torch.linspace(0, len(rows) - 1, min(len(rows), N_JUDGES), device=rows.device)
-        some = rows.subset(index.long())
         generator = torch.Generator(rows.device).manual_seed(net.seed_)
-        found = assess(energy, some.block(0, len(some)), some.weight, generator)
-        if is_kept(Gain(found.gain, found.error)):
+        energy, x = net.module_.energy.eval(), judges.block(0, len(judges))
+        found = assess(rbm_log_ratios, energy, x, judges.weight, generator)
+        return self.judged(Gain(found.gain, found.error))
+
+    def judged(self, found: Gain, of_all_rows: float = 0.0) -> ClassBlueprint:
+        """The same, or p(x) is the base where held-out rows gain too little."""
+        if is_kept(found, of_all_rows):
             return self
-        if found.gain < -LEAST_RISE:  # of less the density itself is the same
-            warn(
-                f"p(x) is the base: under the model the rows are {-found.gain:.2g} nats less "
-                "likely. The class probabilities are those of the model. A larger "
-                "generative_weight or n_iter may help.",
-                ConvergenceWarning,
-            )
+        warn_of_base(found, of_all_rows, "p(x)")
         return replace(self, p_is_base=True)
+
+    def mean_of_base(self, rows: Rows) -> float:
+        """Mean log-likelihood of rows under the base."""
+        with torch.no_grad():
+            value = self.base.log_prob(rows.block(0, len(rows))).double()
+        return float(weighted_mean(value, rows.counts.double()))
 
     def proper_score(self, rows: Rows, energy: ClassRBM) -> Tensor:
         return rows.map(lambda x: -energy(x), energy.domain.n_columns)
@@ -236,27 +264,25 @@ def takes_folds(estimator: Any, rows: Rows) -> bool:
     asked = (estimator.net_params or {}).get("max_epochs", estimator.n_iter)
     n_known = int((rows.y != UNKNOWN).sum())
     free = asked == "auto" and not estimator.early_stopping
-    return free and n_known >= 2 * N_FOLDS and len(rows) <= MOST_IN_FOLDS
+    return free and n_known >= 2 * N_FOLDS and len(rows) <= MOST_IN_TRIALS
 
 
-def assess_classes(
-    energy: ClassRBM,
-    x: Tensor,
-    weight: Tensor | None,
-    generator: torch.Generator,
-    n_completions: int = 1,
-    *,
-    y: Tensor,
-) -> Assessment:
-    """Mean log p(y given x) of labelled rows, exact, without draws of the model."""
+def is_judged_in_fit(estimator: Any, weight: float, rows: Rows, *, streaming: bool) -> bool:
+    """Whether a fit leaves rows out that judge p(x), as there are too many for trials."""
+    validated = held_out_fraction(estimator.early_stopping) is not None
+    return bool(weight) and len(rows) > MOST_IN_TRIALS and not (streaming or validated)
+
+
+def class_log_ratios(
+    y: Tensor, energy: ClassRBM, x: Tensor, generator: torch.Generator
+) -> LogRatios:
+    """Log p(y given x) of labelled rows, exact."""
     with torch.no_grad(), sampling(energy):
-        value = energy.log_class_proba(x).double().gather(1, y[:, None])[:, 0]
-    share = None if weight is None else weight.double()
-    return Assessment(float(weighted_mean(value, share)), 0.0, x[:0])
+        return LogRatios(energy.log_class_proba(x).double().gather(1, y[:, None])[:, 0])
 
 
 def epochs_by_folds(
-    blueprint: ClassBlueprint, rows: Rows, generator: torch.Generator, own: dict[str, Any]
+    blueprint: ClassBlueprint, rows: Rows, generator: torch.Generator, net_params: Any
 ) -> int:
     """Number of epochs after which the cross-entropy of left-out labelled rows is least.
 
@@ -269,31 +295,56 @@ def epochs_by_folds(
     rows : Rows
     generator : torch.Generator
         Draws the folds, and trains.
-    own : dict
+    net_params : dict or None
         Arguments of the net that users gave.
     """
     assert rows.y is not None
     known = (rows.y != UNKNOWN).nonzero().ravel()
     order = known[torch.randperm(len(known), generator=generator, device=known.device)]
-    curves: list[dict[int, Gain]] = []
+    n_iter = blueprint.plan.n_iter
+    more: dict[str, Any] = {"n_iter": n_iter, "n_times": N_IN_FOLD, "net_params": net_params}
+    curves = []
     for left_out in order.tensor_split(N_FOLDS):
         kept = torch.ones(len(rows), dtype=torch.bool, device=known.device)
         kept[left_out] = False
         train, judges = rows.subset(kept.nonzero().ravel()), rows.subset(left_out)
-        net = blueprint.plan.net(
-            blueprint.objective(generator), generator, streaming=False, net_params=own
-        ).initialize()
-        net.hold_out(judges, functools.partial(assess_classes, y=rows.y[left_out]), N_IN_FOLD)
-        blueprint.initialise(net.module_.energy, train)
-        try:
-            net.partial_fit(blueprint.deduplicate(train))
-        except DivergenceError:
-            continue
-        if net.interrupted_:
-            raise KeyboardInterrupt("fit was interrupted when it compared numbers of epochs.")
-        curves.append({row["epoch"]: Gain(row[GAIN], 0.0) for row in net.history if GAIN in row})
-    best = most_likely_epoch(curves)
-    return blueprint.plan.n_iter if best is None else best[0]
+        log_ratios = functools.partial(class_log_ratios, rows.y[left_out])
+        net = trial_net(blueprint, train, judges, log_ratios, generator, **more)
+        curves.append(gains_by_epoch(net))
+    best = most_likely_epoch([curve for curve in curves if curve])
+    return n_iter if best is None else best[0]
+
+
+def p_by_trial(
+    blueprint: ClassBlueprint,
+    base_of: Callable[[Rows], Distribution],
+    rows: Rows,
+    seed: int,
+    net_params: Any,
+) -> ClassBlueprint:
+    """The blueprint whose p(x) is the base where held-out rows of a trial gain too little.
+
+    The trial is on the other rows, and so is its base; the class probabilities of the fit lose no
+    rows.
+    """
+    train, held_out = rows_apart(rows, N_HELD_OUT, seed)
+    if not len(held_out):
+        return blueprint
+    trial = replace(blueprint, base=base_of(train))
+    net = trial_net(
+        trial,
+        train,
+        held_out,
+        rbm_log_ratios,
+        torch.Generator(rows.device).manual_seed(seed),
+        n_iter=blueprint.plan.n_iter,
+        n_times=1,
+        net_params=net_params,
+    )
+    found = None if net is None else net.guard_.final_gain
+    if found is None:
+        found = Gain(-math.inf, 0.0)
+    return blueprint.judged(found, gain_by_more_rows(trial.mean_of_base, train, held_out))
 
 
 def class_plan(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from skebm.estimators.base import (
     BaseEBM,
     assign_parameters,
     draw_seed,
+    held_out_fraction,
 )
 from skebm.estimators.classifiers import (
     ProbabilisticClassifierMixin,
@@ -36,6 +38,8 @@ from skebm.estimators.rbm.class_blueprint import (
     class_chains,
     class_plan,
     epochs_by_folds,
+    is_judged_in_fit,
+    p_by_trial,
     takes_folds,
     weight_of_rows,
 )
@@ -147,7 +151,9 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
         Labels, sorted.
     density_ : {"model", "base"}
         What p(x) is: the model, or the base alone. It is the base after discriminative training,
-        and if the model makes the training rows less likely than the base does.
+        and if held-out rows gain too little over it: those that early stopping holds out, or a
+        tenth, 500 at most. Of up to 3,000 rows, a trial on the other rows is judged, so that the
+        class probabilities lose none; of more, those rows are left out of the fit.
     generative_weight_ : float
         :math:`\lambda`.
     base_ : Distribution
@@ -256,13 +262,15 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
     ) -> ClassBlueprint:
+        weight, seed = weight_of_rows(self.objective, self.generative_weight), None
         if before is None:
+            if is_judged_in_fit(self, weight, rows, streaming=streaming):
+                seed = draw_seed(self.random_state_)
             base = fit_table_base(self.base, rows, table)
             name = self.base if isinstance(self.base, str) else None
         else:
             base, name = self._blueprint.base, self._blueprint.base_name
             check_base_stays(self.base, base, name)
-        weight = weight_of_rows(self.objective, self.generative_weight)
         all_bits = all(isinstance(part, Binary) for part in parts_of(table.domain))
         plan = class_plan(self, weight, rows, all_bits=all_bits, streaming=streaming)
         n_hidden = N_HIDDEN if self.n_components == "auto" else int(self.n_components)
@@ -287,13 +295,22 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
             chains=class_chains(self.chains, plan.batch_size),
             centering=self._resolved_centering(),
             penalty=None if self.penalty is None else clone(self.penalty),
+            guard_seed=seed,
+            p_is_base=not weight,
         )
-        if before is not None or streaming or not takes_folds(self, rows):
+        return found if before is not None or streaming else self._by_trials(found, rows)
+
+    def _by_trials(self, found: ClassBlueprint, rows: Rows) -> ClassBlueprint:
+        """The blueprint with the number of epochs, and what p(x) is, that parts of rows choose."""
+        if takes_folds(self, rows):
+            generator = torch.Generator(rows.device).manual_seed(draw_seed(self.random_state_))
+            n_iter = epochs_by_folds(found, rows, generator, self.net_params)
+            found = replace(found, plan=replace(found.plan, n_iter=n_iter))
+        by_fit = found.guard_seed is not None or held_out_fraction(self.early_stopping) is not None
+        if found.p_is_base or by_fit:
             return found
-        generator = torch.Generator(rows.device).manual_seed(draw_seed(self.random_state_))
-        own = {k: v for k, v in (self.net_params or {}).items() if k.startswith("optimizer")}
-        n_iter = epochs_by_folds(found, rows, generator, own)
-        return replace(found, plan=replace(plan, n_iter=n_iter))
+        base_of = functools.partial(fit_table_base, self.base, table=found.table)
+        return p_by_trial(found, base_of, rows, draw_seed(self.random_state_), self.net_params)
 
     def _resolved_centering(self) -> Centering | None:
         if self.centering is None or isinstance(self.centering, Centering):

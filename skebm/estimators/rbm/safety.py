@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from skebm.base import Binary, sampling
-from skebm.base.objective import effective_count, weighted_mean, weighted_variance
 from skebm.base.processes import collected
 from skebm.distributions._fitting import draw_index
 from skebm.energies import BernoulliRBM, MixedRBM, annealing_path
@@ -18,7 +17,7 @@ from skebm.partition.checks import wide_base
 from skebm.partition.exact import Exact, exact_draws, log_z_cost
 from skebm.partition.importance import summarise
 from skebm.samplers import Gibbs
-from skebm.training.guard import Assessment
+from skebm.training.selection import LogRatios
 
 # Annealing runs and their temperatures, evenly spaced, from each of two bases: a twentieth of a
 # second for 64 hidden units and 64 columns.
@@ -33,14 +32,10 @@ CHEAP_COST = 1e5
 N_HELD_OUT = 500
 
 
-def assess(
-    energy: BernoulliRBM | MixedRBM,
-    x: Tensor,
-    weight: Tensor | None,
-    generator: torch.Generator,
-    n_completions: int = 1,
-) -> Assessment:
-    """Gain over the base on rows x (n, d), and draws of the model by short annealing.
+def rbm_log_ratios(
+    energy: BernoulliRBM | MixedRBM, x: Tensor, generator: torch.Generator
+) -> LogRatios:
+    """Log-likelihood ratios of rows x (n, d) to the base, with draws of the model.
 
     Persistent chains stay near the data, and a model may have most of its mass in a mode that they
     never visit. Annealing from the base and from the uniform distribution reaches such modes: the
@@ -50,51 +45,21 @@ def assess(
     Direction: exact with few states. Otherwise each estimate of log Z is low on average, and far
     too low if annealing has missed modes, so that gains are then too large. If it has missed none,
     the larger of the two is high by about half of its standard error.
-
-    Parameters
-    ----------
-    energy : BernoulliRBM
-    x : Tensor of shape (n, d)
-    weight : Tensor of shape (n,) or None
-    generator : torch.Generator
-    n_completions : int, default=1
-        Number of successive rows that complete a row of which entries are missing by draws of the
-        base; its gain is that of its known entries, by importance sampling: low on average.
-
-    Returns
-    -------
-    Assessment
-        With nan or infinite gains where the energy is not finite.
     """
     with torch.no_grad(), sampling(energy):
         ratio = -energy(x) - energy.base.log_prob(x)
-    return against_log_z(energy, ratio, weight, generator, n_completions)
+    return over_log_z(energy, ratio, generator)
 
 
-def against_log_z(
-    energy: BernoulliRBM | MixedRBM,
-    ratio: Tensor,
-    weight: Tensor | None,
-    generator: torch.Generator,
-    n_completions: int = 1,
-) -> Assessment:
-    """As :func:`assess`, of rows whose unnormalised log-likelihood ratios to the base are known."""
-    share = None if weight is None else weight.double()
+def over_log_z(
+    energy: BernoulliRBM | MixedRBM, ratio: Tensor, generator: torch.Generator
+) -> LogRatios:
+    """As :func:`rbm_log_ratios`, of rows whose unnormalised ratios to the base are known."""
     with torch.no_grad(), sampling(energy):
-        ratio = ratio.double()
-        if n_completions > 1:
-            ratio = ratio.view(-1, n_completions).logsumexp(1) - math.log(n_completions)
-            share = None if share is None else share[::n_completions]
         if log_z_cost(energy) <= CHEAP_COST:
-            log_z, log_z_error = _or_infinite(Exact().estimate(energy).value), 0.0
-            draws = exact_draws(energy, 2 * N_CHAINS, generator)
-        else:
-            log_z, log_z_error, draws = _annealed(energy, generator)
-    if log_z == math.inf:
-        return Assessment(-math.inf, 0.0, draws)
-    error = weighted_variance(ratio, share) / effective_count(ratio, share)
-    gain = float(weighted_mean(ratio, share)) - log_z
-    return Assessment(gain, math.hypot(math.sqrt(float(error)), log_z_error), draws)
+            log_z = _or_infinite(Exact().estimate(energy).value)
+            return LogRatios(ratio, log_z, 0.0, exact_draws(energy, 2 * N_CHAINS, generator))
+        return LogRatios(ratio, *_annealed(energy, generator))
 
 
 def pessimistic_log_z(

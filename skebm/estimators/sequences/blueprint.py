@@ -29,10 +29,10 @@ from skebm.partition.given import (
     rowwise_log_z,
 )
 from skebm.samplers import FromData, Persistent
-from skebm.training.guard import Assess, Assessment
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
 from skebm.training.segments import Segments
+from skebm.training.selection import LogRatioOf, LogRatios
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
@@ -141,8 +141,9 @@ class TemporalBlueprint(GuardedBlueprint):
         pick = torch.randperm(len(held_out), generator=generator, device=rows.device)[:n]
         return train, held_out.subset(pick)
 
-    def assessment(self) -> Assess:
-        return functools.partial(assess_frames, self.base, self.n_targets)
+    @property
+    def log_ratios(self) -> LogRatioOf:
+        return functools.partial(frame_log_ratios, self.base, self.n_targets)
 
     def base_alone(self, net: EnergyNet, rows: Rows) -> TemporalBlueprint:
         """The base of single frames."""
@@ -256,23 +257,19 @@ def _residuals(rows: Segments, order: int, columns: Tensor) -> Tensor:
     return torch.cat(found)
 
 
-def assess_frames(
+def frame_log_ratios(
     base: Distribution,
     n_targets: int,
     energy: TemporalEnergy,
     x: Tensor,
-    weight: Tensor | None,
     generator: torch.Generator,
-    n_completions: int = 1,
-) -> Assessment:
-    """Gain of held-out frames over the base, which knows nothing of their past."""
+) -> LogRatios:
+    """Log-likelihood ratios of frames to the base, which knows nothing of their past."""
     with torch.no_grad():
         targets = energy.of_windows(x, n_targets)
         frames = targets.x
         value = frames_log_prob(energy, targets, generator)
-        gain = value - base.to(frames.device, frames.dtype).log_prob(frames).double()
-    error = float(gain.std()) / math.sqrt(len(gain)) if len(gain) > 1 else 0.0
-    return Assessment(float(gain.mean()), error, x[:0], gain if len(gain) > 1 else None)
+        return LogRatios(value - base.to(frames.device, frames.dtype).log_prob(frames).double())
 
 
 @torch.no_grad()

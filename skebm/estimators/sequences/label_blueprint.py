@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +21,9 @@ from skebm.estimators.tables.bases import SHRINKAGE
 from skebm.estimators.tables.blocks import ColumnBlock
 from skebm.estimators.tables.table import Table, fit_table_base
 from skebm.objectives.temporal import LabelDivergence
-from skebm.training.guard import Assess, Assessment
 from skebm.training.rows import Rows
 from skebm.training.segments import Segments
+from skebm.training.selection import LogRatioOf, LogRatios
 
 
 class LabelBlock(ColumnBlock):
@@ -113,11 +112,12 @@ class LabelBlueprint(TemporalBlueprint):
         super().initialise(energy, rows)
         forget_labels(energy, self.n_labels, self.label_order)
 
-    def assessment(self) -> Assess:
-        """Gain of frames and labels if learning is generative; otherwise that of labels alone."""
+    @property
+    def log_ratios(self) -> LogRatioOf:
+        """Of frames and labels if learning is generative; otherwise that of labels alone."""
         if self.generative_weight == 1:
-            return super().assessment()
-        return functools.partial(assess_labels, self.base, self.n_labels)
+            return super().log_ratios
+        return functools.partial(label_log_ratios, self.base, self.n_labels)
 
     def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
         found = super().without_effect(asked)
@@ -132,21 +132,17 @@ class LabelBlueprint(TemporalBlueprint):
         return found
 
 
-def assess_labels(
+def label_log_ratios(
     base: Distribution,
     n_labels: int,
     energy: TemporalEnergy,
     x: Tensor,
-    weight: Tensor | None,
     generator: torch.Generator,
-    n_completions: int = 1,
-) -> Assessment:
-    """Gain of the labels of held-out frames over their frequencies, exact."""
+) -> LogRatios:
+    """Log-likelihood ratios of the labels of frames to their frequencies, exact."""
     with torch.no_grad():
         targets = energy.of_windows(x, 1)
         labels = targets.x[:, -n_labels:]
         value = log_label_proba(energy, targets, n_labels)
         frequencies = blocks_of(base)[-1].to(labels.device, labels.dtype)
-        gain = (value * labels).sum(1).double() - frequencies.log_prob(labels).double()
-    error = float(gain.std()) / math.sqrt(len(gain)) if len(gain) > 1 else 0.0
-    return Assessment(float(gain.mean()), error, x[:0])
+        return LogRatios((value * labels).sum(1).double() - frequencies.log_prob(labels).double())

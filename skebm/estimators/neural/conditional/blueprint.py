@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from skebm.base import sampling
-from skebm.base.objective import Objective, effective_count, weighted_mean, weighted_variance
+from skebm.base.objective import Objective, weighted_mean
 from skebm.distributions import GaussianMixture, RegressionMixture
 from skebm.energies import ConditionalEnergy, Spec, build_network
 from skebm.energies.conditional import target_whitening
@@ -37,10 +37,9 @@ from skebm.partition.given import (
     log_mean_of_chains,
     uniforms_of,
 )
-from skebm.training.guard import Assess, Assessment
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
-from skebm.training.selection import gain_by_more_rows, n_held_out
+from skebm.training.selection import LogRatioOf, LogRatios, gain_by_more_rows, n_held_out
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
@@ -124,8 +123,9 @@ class ConditionalBlueprint(GuardedBlueprint):
         """The rows that neither the base nor the network sees, see :func:`guarding_rows`."""
         return self._rows_apart(rows) or (rows, None)
 
-    def assessment(self) -> Assess:
-        return functools.partial(assess_rows, self.energy)
+    @property
+    def log_ratios(self) -> LogRatioOf:
+        return functools.partial(conditional_log_ratios, self.energy)
 
     def finalised(self, net: EnergyNet, rows: Rows) -> ConditionalBlueprint:
         """With a step size of the model's chains; the base where rows gain too little."""
@@ -152,8 +152,7 @@ class ConditionalBlueprint(GuardedBlueprint):
         apart = self._rows_apart(rows)
         if apart is None:
             return 0.0
-        seen, new = map(self._mean_of_base, apart)
-        return gain_by_more_rows(seen, new, len(apart[1]) / len(rows))
+        return gain_by_more_rows(self._mean_of_base, *apart)
 
     def _rows_apart(self, rows: Rows) -> tuple[Rows, Rows] | None:
         """Rows that the base and the network see, and those that guard; None without any."""
@@ -183,31 +182,24 @@ class ConditionalBlueprint(GuardedBlueprint):
         return found
 
 
-def assess_rows(
+def conditional_log_ratios(
     clean: Callable[[ConditionalEnergy], ConditionalEnergy],
     trained: ConditionalEnergy,
     rows: Tensor,
-    weight: Tensor | None,
     generator: torch.Generator,
-    n_completions: int = 1,
-) -> Assessment:
-    """Mean log p(x | c) - log q(x | c) of held-out rows (c, x), by quadrature or short annealing.
+) -> LogRatios:
+    """log p(x | c) - log q(x | c) of rows (c, x) under the energy of clean rows."""
+    energy = clean(trained)
+    with torch.no_grad(), sampling(energy):
+        return LogRatios(conditional_gain(energy, rows, generator))
+
+
+def conditional_gain(energy: ConditionalEnergy, rows: Tensor, generator: torch.Generator) -> Tensor:
+    """log p(x | c) - log q(x | c) of rows (c, x), (n,) float64.
 
     Direction: annealing forward is low for log Z on average, and backward from x high where this
     is a draw of the model; the larger one of the two counts. Of one column log Z is exact.
     """
-    energy = clean(trained)
-    with torch.no_grad(), sampling(energy):
-        gain = conditional_gain(energy, rows, generator)
-    share = None if weight is None else weight.double()
-    error = weighted_variance(gain, share) / effective_count(gain, share)
-    mean = float(weighted_mean(gain, share))
-    value = mean if math.isfinite(mean) else -math.inf
-    return Assessment(value, math.sqrt(float(error)), rows[:0], gain)
-
-
-def conditional_gain(energy: ConditionalEnergy, rows: Tensor, generator: torch.Generator) -> Tensor:
-    """log p(x | c) - log q(x | c) of rows (c, x), (n,) float64: see :func:`assess_rows`."""
     c, x = energy.split(rows)
     given = energy.given(c)
     f = given.trained(x).double()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -12,7 +13,6 @@ from torch import Tensor
 
 from skebm._validation import warn
 from skebm.base import Real, sampling
-from skebm.base.objective import effective_count, weighted_mean, weighted_variance
 from skebm.distributions import Distribution, Gaussian, IndependentBernoulli
 from skebm.energies import GatedEnergy
 from skebm.energies.rbm.gated import MAX_LOG_PRECISION
@@ -22,10 +22,9 @@ from skebm.estimators.tables.table import Table
 from skebm.objectives import ConditionalDivergence
 from skebm.partition.given import gated_gains
 from skebm.training import AdamW
-from skebm.training.guard import Assess, Assessment
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
-from skebm.training.selection import n_held_out
+from skebm.training.selection import LogRatioOf, LogRatios, assess, n_held_out
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
@@ -83,7 +82,8 @@ class GatedBlueprint(GuardedBlueprint):
         )
         with torch.no_grad():
             energy.mapping.div_(math.sqrt(self.n_factors))
-        return ConditionalDivergence(energy, self.n_steps, assess_pairs)
+        assessed = functools.partial(assess, pair_log_ratios)
+        return ConditionalDivergence(energy, self.n_steps, assessed)
 
     @torch.no_grad()
     def initialise(self, energy: GatedEnergy, rows: Rows) -> None:
@@ -101,8 +101,9 @@ class GatedBlueprint(GuardedBlueprint):
         n = n_held_out(len(rows), N_HELD_OUT)
         return rows.split(n, generator) if n else (rows, None)
 
-    def assessment(self) -> Assess | None:
-        return assess_pairs
+    @property
+    def log_ratios(self) -> LogRatioOf:
+        return pair_log_ratios
 
     # ---------------------------------------------------------------- the trained model
 
@@ -131,23 +132,13 @@ class GatedBlueprint(GuardedBlueprint):
             )
 
 
-def assess_pairs(
-    energy: GatedEnergy,
-    x: Tensor,
-    weight: Tensor | None,
-    generator: torch.Generator,
-    n_completions: int = 1,
-) -> Assessment:
-    """Mean log p(y given x) - log q(y) of held-out pairs x, (n, dx + dy), by short annealing.
+def pair_log_ratios(energy: GatedEnergy, x: Tensor, generator: torch.Generator) -> LogRatios:
+    """log p(y given x) - log q(y) of pairs x, (n, dx + dy), by short annealing.
 
     Direction: see :func:`~skebm.partition.given.gated_gains`.
     """
     with sampling(energy):
-        gains = gated_gains(energy, x, generator, N_CHAINS, N_BETAS)
-    share = None if weight is None else weight.double()
-    error = weighted_variance(gains, share) / effective_count(gains, share)
-    gain = float(weighted_mean(gains, share))
-    return Assessment(gain if math.isfinite(gain) else -math.inf, math.sqrt(float(error)), x[:0])
+        return LogRatios(gated_gains(energy, x, generator, N_CHAINS, N_BETAS))
 
 
 def fit_target_base(rows: Rows, table: Table) -> Distribution:

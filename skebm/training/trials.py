@@ -1,0 +1,86 @@
+"""Trials: trainings on a part of the rows, by which the others decide on settings of a fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from skebm.base import SamplingError
+from skebm.training.guard import MOST_LOST, DivergenceError
+from skebm.training.rows import Rows
+from skebm.training.selection import Gain, LogRatioOf
+
+if TYPE_CHECKING:
+    from skebm.training.engine import EnergyNet
+
+# Names of the gain of held-out rows in the history, and of its error.
+GAIN, ERROR = "gain_over_base", "gain_error"
+
+
+def trial_net(
+    recipe: Any,
+    rows: Rows,
+    held_out: Rows,
+    log_ratios: LogRatioOf,
+    generator: torch.Generator,
+    *,
+    n_iter: int,
+    n_times: int,
+    net_params: dict[str, Any] | None,
+) -> EnergyNet | None:
+    """A net trained on some rows and assessed by others; None if it diverges.
+
+    Parameters
+    ----------
+    recipe : Blueprint
+        Settings of a fit, of which the trial has fewer epochs and another optimizer at most.
+    rows, held_out : Rows
+        The rows that are trained on, and those that assess.
+    log_ratios : callable
+        What they assess.
+    generator : torch.Generator
+    n_iter, n_times : int
+        Epochs, and assessments after the one at the start.
+    net_params : dict or None
+        Arguments of the net that users gave; those of the optimizer take effect.
+    """
+    own = {k: v for k, v in (net_params or {}).items() if k.startswith("optimizer")}
+    net = replace(recipe.plan, n_iter=n_iter).net(
+        recipe.objective(generator), generator, streaming=False, net_params=own
+    )
+    net.initialize()
+    net.completion_ = recipe.complete
+    rows = rows.with_own_imputations()
+    try:
+        net.hold_out(recipe.completed(held_out, generator), log_ratios, n_times)
+        recipe.initialise(net.module_.energy, rows)
+        net.partial_fit(recipe.deduplicate(rows))
+    except (DivergenceError, SamplingError):
+        return None
+    if net.interrupted_:
+        raise KeyboardInterrupt("fit was interrupted when it compared settings.")
+    return net
+
+
+def gains_by_epoch(net: EnergyNet | None) -> dict[int, Gain]:
+    """Gains of held-out rows in a trial after epochs; none where it diverged."""
+    history = [] if net is None else net.history
+    return {row["epoch"]: Gain(row[GAIN], row[ERROR]) for row in history if GAIN in row}
+
+
+def until_loss(gains: dict[int, Gain]) -> dict[int, Gain]:
+    """Gains to the first clear loss.
+
+    After it a trial continues from better weights at half the learning rate, which a fit without
+    held-out rows does not do.
+    """
+    found: dict[int, Gain] = {}
+    most = 0.0
+    for epoch, one in gains.items():
+        found[epoch] = one
+        most = max(most, one.gain)
+        if most - one.gain > max(MOST_LOST, 2 * one.error):
+            break
+    return found

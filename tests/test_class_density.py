@@ -1,0 +1,81 @@
+"""What p(x) of a classification RBM is: the model, or its base where held-out rows gain nothing."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from sklearn.exceptions import ConvergenceWarning
+
+from skebm import RBMClassifier
+from skebm.training.engine import EnergyNet
+
+
+def bits(n, *, copied, seed=0):
+    """Fair bits, of which the second half copies the first; classes are the first bit."""
+    X = np.random.default_rng(seed).integers(0, 2, (n, 8)).astype(float)
+    if copied:
+        X[:, 4:] = X[:, :4]
+    return X, X[:, 0].astype(int)
+
+
+def classifier(**settings):
+    return RBMClassifier(6, objective="generative", n_iter=30, random_state=0).set_params(
+        **settings
+    )
+
+
+def base_mean(model, X):
+    return float(model.base_.log_prob(torch.tensor(X).float()).mean())
+
+
+def test_rows_that_gain_nothing_leave_the_base():
+    X, y = bits(300, copied=False)
+    with pytest.warns(ConvergenceWarning, match=r"p\(x\) is its base"):
+        model = classifier().fit(X, y)
+    assert model.density_ == "base"
+    np.testing.assert_allclose(
+        model.score_samples(X), model.base_.log_prob(torch.tensor(X).float()), rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize("settings", [{}, {"early_stopping": True}], ids=["trial", "validation"])
+def test_rows_that_gain_keep_the_model(settings):
+    X, y = bits(300, copied=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConvergenceWarning)
+        model = classifier(**settings).fit(X, y)
+    assert model.density_ == "model"
+    assert model.score_samples(X).mean() > base_mean(model, X) + 0.1
+    assert model._blueprint.guard_seed is None
+
+
+def test_a_trial_takes_no_rows_from_the_fit(monkeypatch):
+    X, y = bits(300, copied=True)
+    judged = classifier().fit(X, y)
+    monkeypatch.setattr(
+        "skebm.estimators.rbm.classifier.p_by_trial", lambda blueprint, *others: blueprint
+    )
+    np.testing.assert_array_equal(judged.logits(X), classifier().fit(X, y).logits(X))
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_of_many_rows_some_are_left_out_of_the_fit(copied, monkeypatch):
+    monkeypatch.setattr("skebm.estimators.rbm.class_blueprint.MOST_IN_TRIALS", 299)
+    seen = []
+    fit = EnergyNet.partial_fit
+    monkeypatch.setattr(
+        EnergyNet, "partial_fit", lambda net, rows: seen.append(len(rows)) or fit(net, rows)
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model = classifier().fit(*bits(300, copied=copied))
+    assert seen == [270]
+    assert model.density_ == ("model" if copied else "base")
+
+
+def test_without_training_the_base_is_left():
+    X, y = bits(300, copied=True)
+    with pytest.warns(ConvergenceWarning, match=r"p\(x\) is its base"):
+        model = classifier(n_iter=0).fit(X, y)
+    assert model.density_ == "base"
