@@ -91,7 +91,7 @@ def extensions():
             yield from (n.split(".")[0] for n in ([value] if isinstance(value, str) else value))
 
 
-def tests():
+def programs_of_tests():
     return [*programs("tests"), *programs_of_pages()]
 
 
@@ -110,8 +110,8 @@ RUN = {
     "lint": list,
     "types": list,
     "dist": list,
-    "test": tests,
-    "full": lambda: [*tests(), *programs("tools", "browse_docs.py")],
+    "test": programs_of_tests,
+    "full": lambda: [*programs_of_tests(), *programs("tools", "browse_docs.py")],
 }
 TARGETS = dict(re.findall(r"^([\w-]+):.*?\$\(VENV\)/(\w+)/installed.* ##", MAKEFILE, re.MULTILINE))
 
