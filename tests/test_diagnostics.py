@@ -9,7 +9,7 @@ from scipy.stats import multivariate_normal, norm
 
 from skebm import diagnostics
 from skebm.diagnostics import autocorrelation, effective_sample_size, r_hat
-from tests.tiers import named
+from tests.support.tiers import named
 
 KINDS = ("bulk", "tail", "mean")
 STATISTICS = {

@@ -2,7 +2,7 @@
 
 For each of them the classes of skebm above it, the number of its parameters, the files of skebm
 that execute in `fit` and in `score_samples`, and calls from a base class up into a subclass: what
-a reader has to follow. ``tests/test_trace_fit.py`` keeps the numbers small.
+a reader has to follow. ``tests/tools/test_trace_fit.py`` keeps the numbers small.
 """
 
 import collections

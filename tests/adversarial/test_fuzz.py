@@ -56,7 +56,7 @@ from skebm.samplers import (
 from tests.adversarial.hostile import classes
 from tests.adversarial.invariants import scores_of
 from tests.adversarial.test_sweep import CASES
-from tests.tiers import full
+from tests.support.tiers import full
 
 pytestmark = [full, pytest.mark.filterwarnings("ignore")]
 # Examples of each test and estimator; others than the first ones with SKEBM_FUZZ.

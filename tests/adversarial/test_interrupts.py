@@ -8,8 +8,8 @@ import time
 import pytest
 import sklearn
 
-from tests.interrupts import CASES, assert_usable, fingerprint, make, mass, rows_of
-from tests.tiers import about, full
+from tests.support.interrupts import CASES, assert_usable, fingerprint, make, mass, rows_of
+from tests.support.tiers import about, full
 
 pytestmark = [
     full,

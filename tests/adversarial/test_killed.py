@@ -12,8 +12,8 @@ import pytest
 
 from skebm.training import Resume
 from skebm.training.resume import from_bytes
-from tests.interrupts import CASES, make, rows_of
-from tests.tiers import about, full
+from tests.support.interrupts import CASES, make, rows_of
+from tests.support.tiers import about, full
 
 pytestmark = [
     full,

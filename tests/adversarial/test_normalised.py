@@ -17,7 +17,7 @@ from skebm import (
 )
 from skebm.energies import MLP
 from skebm.partition import AIS, BridgeSampling, ImportanceSampling
-from tests.tiers import full
+from tests.support.tiers import full
 
 pytestmark = [full, pytest.mark.filterwarnings("ignore")]
 

@@ -31,8 +31,8 @@ from skebm import (
 from skebm.estimators.base import BaseEBM
 from tests.adversarial.hostile import TABLES, split
 from tests.adversarial.invariants import check, log_integral
-from tests.discovery import walk
-from tests.tiers import full
+from tests.support.discovery import walk
+from tests.support.tiers import full
 from tools.soak import SETTINGS, all_cases, main
 
 FEW = {"n_iter": 3, "random_state": 0}

@@ -30,7 +30,6 @@ from skebm.objectives import Centering, Penalty
 from skebm.partition import ImportanceSampling
 from skebm.samplers import MALA, FromData, Langevin, Persistent, ReplayBuffer
 from skebm.training import SGD, AdamW
-from tests.checks import parametrize_with_checks
 from tests.contracts.test_estimators import (
     Interrupt,
     Poison,
@@ -39,9 +38,10 @@ from tests.contracts.test_estimators import (
     global_generators,
     moved,
 )
-from tests.discovery import walk
-from tests.storage import by_joblib, by_pickle, by_skops
-from tests.tiers import full, named
+from tests.support.checks import parametrize_with_checks
+from tests.support.discovery import walk
+from tests.support.storage import by_joblib, by_pickle, by_skops
+from tests.support.tiers import full, named
 
 few_draws = {"partition": ImportanceSampling(500)}
 small = {"network": MLP((16,)), "n_iter": 3, "learning_rate": 0.03, "sigma": 0.3}

@@ -43,9 +43,9 @@ from skebm import (
 from skebm.base import PartitionEstimator
 from skebm.estimators.outlier.fitting import random_split
 from skebm.estimators.outlier.thresholds import ConformalThreshold, check_fdr
-from tests.checks import parametrize_with_checks
-from tests.discovery import walk
-from tests.tiers import leading, only_full
+from tests.support.checks import parametrize_with_checks
+from tests.support.discovery import walk
+from tests.support.tiers import leading, only_full
 
 METHODS = ("quantile", "conformal", "cross-conformal")
 INNER = {

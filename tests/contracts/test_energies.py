@@ -41,9 +41,9 @@ from skebm.energies.path import Couplings, Geometric, GeometricPath, TiltedPairw
 from skebm.estimators.neural.sampling import FlippedPosterior
 from skebm.samplers._moves import TemperedMarginal
 from skebm.samplers.blocks import Block
-from tests.discovery import without_case
-from tests.networks import NEURAL, binary, one_hot
-from tests.oracle import (
+from tests.support.discovery import without_case
+from tests.support.networks import NEURAL, binary, one_hot
+from tests.support.oracle import (
     DOUBLE,
     P_FLOOR,
     Enumerated,
@@ -62,7 +62,7 @@ from tests.oracle import (
     make_tree_rbm,
     seeded,
 )
-from tests.targets import MixedRows, Quadratic
+from tests.support.targets import MixedRows, Quadratic
 
 OTHERS = torch.tensor([[1.0, 0, 0, 1, 0.5]], dtype=DOUBLE)
 

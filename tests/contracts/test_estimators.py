@@ -71,10 +71,10 @@ from skebm.samplers import (
     ReplayBuffer,
 )
 from skebm.training import SGD, AdamW, EarlyStopping
-from tests.checks import parametrize_with_checks
-from tests.discovery import walk
-from tests.storage import by_joblib, by_pickle, by_skops
-from tests.tiers import full, named
+from tests.support.checks import parametrize_with_checks
+from tests.support.discovery import walk
+from tests.support.storage import by_joblib, by_pickle, by_skops
+from tests.support.tiers import full, named
 
 
 def binary_rows(n=60, d=6, seed=0, noise=0.15):
@@ -1056,7 +1056,7 @@ nce_full = small | double | few_draws | {"sigma": None, "noise_ratio": 0.001}
 # In one full batch a weight is a number of rows; where the copies of a row start chains of their
 # own, from noise, from a replay buffer and, for samplers that draw anything, from data, only on
 # average. So against flows, which make as many draws as there are rows: see
-# tests/test_flow_contrastive.py.
+# tests/estimators/neural/test_flow_contrastive.py.
 WEIGHTED = {
     "rbm-line_search": RBMEstimator(**rbm, learning="exact", n_iter=7),
     "rbm-exact": RBMEstimator(**rbm | double, learning="exact", learning_rate=0.1),

@@ -21,8 +21,8 @@ from skebm import (
     TemporalRBM,
     TractableDensity,
 )
-from tests.storage import by_skops
-from tests.tiers import full
+from tests.support.storage import by_skops
+from tests.support.tiers import full
 
 N = 40
 ESTIMATORS = [

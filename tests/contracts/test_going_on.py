@@ -10,8 +10,8 @@ from skebm.distributions import Gaussian
 from skebm.estimators.base import BaseEBM
 from skebm.estimators.tables.unchanged import KEPT
 from tests.contracts.test_estimators import CASES, data
-from tests.discovery import walk
-from tests.tiers import full
+from tests.support.discovery import walk
+from tests.support.tiers import full
 
 # Other values of settled parameters; their kinds may be invalid, as the change comes first.
 OTHERS = {"bounds": (-9.0, 9.0), "edges": np.zeros((6, 6)), "sigma": 0.123}

@@ -40,7 +40,7 @@ from skebm import (
     TractableDensity,
 )
 from skebm.energies import MLP
-from tests.tiers import full
+from tests.support.tiers import full
 
 N = 80
 

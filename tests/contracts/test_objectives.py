@@ -61,9 +61,9 @@ from skebm.samplers import (
     Persistent,
 )
 from skebm.training.selection import assess
-from tests.discovery import without_case
-from tests.networks import LEVELS, NEURAL, binary, classified, neural, one_hot, walled
-from tests.objectives import (
+from tests.support.discovery import without_case
+from tests.support.networks import LEVELS, NEURAL, binary, classified, neural, one_hot, walled
+from tests.support.objectives import (
     N_CHAINS,
     PENALTIES,
     RBM_CASES,
@@ -84,7 +84,7 @@ from tests.objectives import (
     uniform,
     weights,
 )
-from tests.oracle import (
+from tests.support.oracle import (
     DOUBLE,
     AutogradRBM,
     make_class_rbm,
@@ -95,7 +95,7 @@ from tests.oracle import (
     make_tree_rbm,
     seeded,
 )
-from tests.tiers import named, only_full
+from tests.support.tiers import named, only_full
 
 
 class Case(NamedTuple):
@@ -323,7 +323,7 @@ CASES = {
     AssessedDivergence: {"layers": Case(lambda: assessed(make_dbm()), dbm_rows)},
     ContrastiveDivergence: of_rbms(ContrastiveDivergence)
     | {
-        # A replay buffer is written in place: see tests/test_sampled.py.
+        # A replay buffer is written in place: see tests/objectives/contrastive/test_divergence.py.
         "sampled from data": by_chains(sampled(MALA(0.3))),
         "sampled from noise": by_chains(sampled(MALA(adapt=True, scale="auto"), FromNoise)),
         "sampled by chains": by_chains(sampled(MALA(adapt=True, scale="dense"), Persistent)),

@@ -58,7 +58,7 @@ from skebm.samplers import (
 )
 from skebm.training import SGD, AdamW, EarlyStopping
 from tests.contracts.test_estimators import assert_same_model, data
-from tests.discovery import walk
+from tests.support.discovery import walk
 from tools.trace_fit import own_classes
 
 MOST_PARAMETERS = 24  # as many as the largest estimator of scikit-learn has

@@ -33,8 +33,8 @@ from skebm.partition.annealed import KernelSteps, Schedule, adaptive_schedule, a
 from skebm.partition.bracket import Runs
 from skebm.partition.importance import summarise
 from skebm.samplers import MALA, Gibbs
-from tests.discovery import without_case
-from tests.oracle import (
+from tests.support.discovery import without_case
+from tests.support.oracle import (
     DOUBLE,
     Enumerated,
     assert_calibrated,
@@ -44,7 +44,7 @@ from tests.oracle import (
     seeded,
     z_scores,
 )
-from tests.tiers import full, leading
+from tests.support.tiers import full, leading
 
 D, H = 10, 8
 
@@ -77,7 +77,7 @@ CASES = {
     Bethe: Case(Bethe, samples=None, converges=False),
     TreeReweighted: Case(TreeReweighted, samples=False, converges=False),
     PerturbAndMAP: Case(PerturbAndMAP, converges=False),
-    Quadrature: Case(Quadrature, samples=False, binary=False),  # tests/test_quadrature.py
+    Quadrature: Case(Quadrature, samples=False, binary=False),  # tests/partition/test_quadrature.py
 }
 ANNEALING = [cls for cls, case in CASES.items() if case.anneals]
 

@@ -34,8 +34,8 @@ from skebm.samplers import (
     ParallelTempering,
     PerturbedMAP,
 )
-from tests.discovery import without_case
-from tests.oracle import (
+from tests.support.discovery import without_case
+from tests.support.oracle import (
     DOUBLE,
     P_FLOOR,
     Enumerated,
@@ -46,7 +46,7 @@ from tests.oracle import (
     make_tree_rbm,
     seeded,
 )
-from tests.targets import (
+from tests.support.targets import (
     Box,
     Discrete,
     Line,
@@ -62,7 +62,7 @@ from tests.targets import (
     spelled_out,
     two_modes,
 )
-from tests.tiers import full, leading, named, only_full
+from tests.support.tiers import full, leading, named, only_full
 
 N_CHAINS = 10_000
 

@@ -64,7 +64,7 @@ from skebm.base.processes import (
 from skebm.energies import MLP
 from skebm.partition import ImportanceSampling
 from skebm.samplers import Persistent
-from tests.tiers import full
+from tests.support.tiers import full
 
 RNG = np.random.default_rng(0)
 REAL = RNG.normal(size=(40, 3)) + RNG.choice([-1.0, 1.0], (40, 1))

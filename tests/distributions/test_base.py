@@ -1,0 +1,260 @@
+"""Distributions: log-probabilities that sum to one, draws that follow them, weighted fits."""
+
+import copy
+import io
+import math
+import pickle
+
+import pytest
+import torch
+
+from skebm.base import Binary, Clamp
+from skebm.distributions import (
+    Affine,
+    CategoricalTree,
+    ChowLiuTree,
+    Columns,
+    Distribution,
+    Gaussian,
+    GaussianMixture,
+    IndependentBernoulli,
+    IndependentCategorical,
+    KernelDensity,
+    LatentClasses,
+    LowRankMixture,
+    NormalizingFlow,
+    SignedLog,
+    Stack,
+    TruncatedGaussian,
+    Uniform,
+)
+from skebm.distributions.trees.blocks import BlockTree
+from skebm.energies.rbm.mixed import WiderColumns
+from tests.support.discovery import without_case
+from tests.support.oracle import DOUBLE, P_FLOOR, bits, chi_square, count_states, seeded
+
+LOGITS = torch.tensor([-2.0, 0.0, 0.7, 1.5], dtype=DOUBLE)
+
+# An enumerable instance of every distribution.
+CASES = {
+    IndependentBernoulli: [
+        IndependentBernoulli(LOGITS),
+        IndependentBernoulli.fit(bits(3)[:5]),
+        IndependentBernoulli(torch.zeros(5, dtype=DOUBLE)),
+    ],
+    ChowLiuTree: [ChowLiuTree.fit(bits(4)[[0, 3, 3, 7, 8, 12, 15]], smoothing=0.1)],
+    BlockTree: [BlockTree.fit(bits(5)[[0, 3, 9, 9, 18, 18, 31]], block_size=2, smoothing=0.1)],
+    CategoricalTree: [
+        CategoricalTree.fit(bits(4)[[0, 3, 3, 7, 8, 12, 15]], Binary((4,)), smoothing=0.1)
+    ],
+    LatentClasses: [
+        LatentClasses(
+            torch.tensor([0.3, -0.4], dtype=DOUBLE),
+            Binary((4,)),
+            logits=torch.stack([LOGITS, -LOGITS - 0.5]),
+            mean=torch.zeros(2, 0, dtype=DOUBLE),
+            scale=torch.ones(2, 0, dtype=DOUBLE),
+        )
+    ],
+    # Those on one-hot, real and mixed rows have tests of their own: in tests/distributions/,
+    # and tests/energies/rbm/test_mixed.py for their tilts.
+    Columns: [],
+    WiderColumns: [],
+    IndependentCategorical: [],
+    Affine: [],
+    Gaussian: [],
+    GaussianMixture: [],
+    KernelDensity: [],
+    LowRankMixture: [],
+    NormalizingFlow: [],
+    SignedLog: [],
+    Stack: [],
+    TruncatedGaussian: [],
+    Uniform: [],
+}
+INSTANCES = [one for instances in CASES.values() for one in instances]
+
+
+def test_every_distribution_has_a_case():
+    assert without_case(Distribution, CASES, "CASES in tests/distributions/test_base.py") == []
+
+
+@pytest.mark.parametrize("noise", INSTANCES)
+def test_probabilities_sum_to_one(noise):
+    x = torch.cat(list(noise.domain.enumerate()))
+    assert noise.log_prob(x).shape == (len(x),)
+    assert float(noise.log_prob(x).exp().sum()) == pytest.approx(1.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("noise", INSTANCES)
+def test_draws_follow_log_prob(noise, generator):
+    draws = noise.sample(20_000, generator)
+    assert draws.dtype == DOUBLE
+    assert noise.domain.contains(draws).all()
+    p = noise.log_prob(bits(noise.domain.n_columns)).exp()
+    assert chi_square(count_states(draws), p) > P_FLOOR
+
+
+@pytest.mark.parametrize("noise", INSTANCES)
+def test_draws_repeat_with_the_seed_and_leave_the_global_one(noise):
+    before = torch.get_rng_state()
+    assert torch.equal(noise.sample(50, seeded(1)), noise.sample(50, seeded(1)))
+    assert not torch.equal(noise.sample(50, seeded(1)), noise.sample(50, seeded(2)))
+    assert noise.sample(0, seeded(1)).shape == (0, noise.domain.n_columns)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# ------------------------------------------------------------------------------
+# IndependentBernoulli
+# ------------------------------------------------------------------------------
+
+
+def test_bernoulli_logits_are_log_odds():
+    q = IndependentBernoulli(LOGITS)
+    for i, a in enumerate(LOGITS.tolist()):
+        one = torch.zeros(1, 4, dtype=DOUBLE)
+        one[0, i] = 1
+        gain = q.log_prob(one) - q.log_prob(torch.zeros(1, 4, dtype=DOUBLE))
+        assert float(gain) == pytest.approx(a)
+        assert float(q.mean[i]) == pytest.approx(1 / (1 + math.exp(-a)))
+
+
+def test_bernoulli_normaliser_sums_over_all_states():
+    q = IndependentBernoulli(LOGITS)
+    total = (bits(4) * LOGITS).sum(1).exp().sum().log()
+    assert float(q.log_normaliser) == pytest.approx(float(total))
+
+
+@pytest.mark.parametrize("pseudo_count", [0.5, 1.0, 10.0])
+def test_a_fit_adds_rows_of_one_half(generator, pseudo_count):
+    x = torch.bernoulli(torch.full((20, 3), 0.3, dtype=DOUBLE), generator=generator)
+    q = IndependentBernoulli.fit(x, pseudo_count=pseudo_count)
+    half = torch.full((20, 3), 0.5, dtype=DOUBLE)  # weighs as much as the pseudo-count together
+    mean = (x.mean(0) * 20 + half.mean(0) * pseudo_count) / (20 + pseudo_count)
+    torch.testing.assert_close(q.mean, mean)
+
+
+def test_the_smoothing_vanishes_with_the_rows():
+    x = torch.tensor([[0.0, 1.0, 1.0], [0.0, 0.0, 1.0]], dtype=DOUBLE).repeat(5000, 1)
+    mean = IndependentBernoulli.fit(x).mean
+    torch.testing.assert_close(mean, x.mean(0), atol=1e-4, rtol=0)
+
+
+def test_weights_count_as_repeated_rows(generator):
+    x = torch.bernoulli(torch.full((6, 3), 0.5, dtype=DOUBLE), generator=generator)
+    weight = torch.tensor([0.0, 1.0, 2.0, 3.0, 1.0, 5.0], dtype=DOUBLE)
+    weighted = IndependentBernoulli.fit(x, weight)
+    repeated = IndependentBernoulli.fit(x.repeat_interleave(weight.long(), 0))
+    torch.testing.assert_close(weighted.logits, repeated.logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("weight", [None, 1.0, 0.0, 1e8])
+def test_constant_columns_stay_finite(dtype, weight):
+    """Also under weights so large that half a row is lost in rounding."""
+    x = torch.tensor([[0.0, 1.0]], dtype=dtype).repeat(3, 1)
+    q = IndependentBernoulli.fit(x, None if weight is None else torch.full((3,), weight).to(dtype))
+    assert torch.isfinite(q.logits).all()
+    assert torch.isfinite(q.log_prob(bits(2).to(dtype))).all()
+    if weight != 0:
+        assert q.logits[0] < 0 < q.logits[1]
+
+
+# ------------------------------------------------------------------------------
+# Tilts, moves and pickles of all
+# ------------------------------------------------------------------------------
+
+
+def enumerated(noise, field, power):
+    """Log-normaliser (n,) and mean (n, d) of a tilt by sums over all states."""
+    x = bits(noise.domain.n_columns)
+    log_weight = power * noise.log_prob(x) + field @ x.t()  # (n, states)
+    log_z = log_weight.logsumexp(1)
+    return log_z, (log_weight - log_z[:, None]).exp() @ x
+
+
+@pytest.mark.parametrize("power", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("noise", INSTANCES)
+def test_tilts_equal_enumeration(noise, power):
+    d = noise.domain.n_columns
+    field = 3 * torch.randn(7, d, generator=seeded(11), dtype=DOUBLE)
+    if power != 1 and not noise.has_powers:
+        with pytest.raises(ValueError, match="no closed form"):
+            noise.tilted(field, power)
+        return
+    tilt = noise.tilted(field, power)
+    log_z, mean = enumerated(noise, field, power)
+    torch.testing.assert_close(tilt.log_normaliser, log_z)
+    torch.testing.assert_close(tilt.mean, mean)
+    draws = tilt.sample(seeded(1))
+    assert noise.domain.contains(draws).all()
+    assert draws.shape == field.shape
+    assert tilt.sample(seeded(1)).dtype == field.dtype
+    assert torch.equal(tilt.sample(seeded(1)), draws)
+
+
+@pytest.mark.parametrize("noise", INSTANCES)
+def test_tilts_given_some_columns_sum_over_rows_that_agree(noise):
+    d = noise.domain.n_columns
+    field = 3 * torch.randn(7, d, generator=seeded(11), dtype=DOUBLE)
+    mask = torch.rand(7, d, generator=seeded(12)) < 0.5
+    clamp = Clamp(mask, noise.domain.uniform(7, seeded(13), dtype=DOUBLE))
+    x = bits(d)
+    agrees = ((x == clamp.value[:, None]) | ~clamp.mask[:, None]).all(-1)  # (n, states)
+    log_weight = (noise.log_prob(x) + field @ x.t()).masked_fill(~agrees, -torch.inf)
+    found = noise.tilted(field).given(clamp).log_normaliser
+    torch.testing.assert_close(found, log_weight.logsumexp(1))
+
+
+class NoTensors(pickle.Pickler):
+    """Refuses to store a tensor."""
+
+    def reducer_override(self, value):
+        assert not isinstance(value, torch.Tensor)
+        return NotImplemented
+
+
+@pytest.mark.parametrize("noise", INSTANCES)
+def test_pickles_hold_arrays_and_bring_back_the_same(noise):
+    x = bits(noise.domain.n_columns)
+    noise.tilted(x).sample(seeded())  # whatever is cached stays out
+    buffer = io.BytesIO()
+    NoTensors(buffer).dump(noise)
+    back = pickle.loads(buffer.getvalue())
+    assert torch.equal(back.log_prob(x), noise.log_prob(x))
+    assert torch.equal(back.sample(20, seeded(1)), noise.sample(20, seeded(1)))
+
+
+@pytest.mark.parametrize("noise", INSTANCES)
+def test_moves_keep_the_distribution(noise):
+    x = bits(noise.domain.n_columns)
+    single = noise.to("cpu", torch.float32)
+    assert single.sample(3, seeded()).dtype == torch.float32
+    assert single.log_prob(x.float()).dtype == torch.float32
+    back = single.to("cpu", DOUBLE)
+    torch.testing.assert_close(back.log_prob(x), noise.log_prob(x), rtol=0, atol=1e-5)
+    assert back.sample(3, seeded()).dtype == DOUBLE
+    assert noise.sample(3, seeded()).dtype == DOUBLE
+
+
+@pytest.mark.parametrize("noise", INSTANCES)
+def test_copies_share_no_memory(noise):
+    x = bits(noise.domain.n_columns)
+    before, twin = noise.log_prob(x), copy.deepcopy(noise)
+    for value in vars(twin).values():
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            value.zero_()
+    assert torch.equal(noise.log_prob(x), before)
+
+
+def test_the_score_of_independent_columns_is_their_log_odds():
+    """Samplers that follow gradients start there."""
+    x = torch.tensor([[0.0, 1.0, 0.0, 1.0]], dtype=DOUBLE, requires_grad=True)
+    (score,) = torch.autograd.grad(IndependentBernoulli(LOGITS).log_prob(x).sum(), x)
+    torch.testing.assert_close(score[0], LOGITS)
+
+
+def test_a_column_that_is_never_one_has_probability_zero_of_a_one():
+    q = IndependentBernoulli(torch.tensor([-math.inf, 0.0], dtype=DOUBLE))
+    x = torch.tensor([[0.0, 1.0], [1.0, 1.0]], dtype=DOUBLE)
+    assert q.log_prob(x).exp().tolist() == [0.5, 0.0]

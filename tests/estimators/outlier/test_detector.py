@@ -1,0 +1,224 @@
+"""The default detector on tables nobody cleaned, and trimming of training rows."""
+
+import re
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.base import BaseEstimator
+from sklearn.frozen import FrozenEstimator
+from sklearn.metrics import roc_auc_score
+from sklearn.mixture import GaussianMixture
+
+from skebm import EnergyOutlierDetector, ProductOfDensities
+from tests.support.tiers import full, leading
+
+
+def normal(n=120, d=4, seed=0):
+    """Correlated normal rows."""
+    random = np.random.default_rng(seed)
+    return random.normal(size=(n, d)) @ np.tri(d) / d
+
+
+ODD_TABLES = {
+    "all rows alike": np.full((40, 3), 7.0),
+    "one column": normal(d=1),
+    "more columns than rows": normal(20, 50),
+    "ten copies": np.repeat(normal(12), 10, axis=0),
+    "integers": np.random.default_rng(0).integers(0, 4, (100, 3)),
+    "huge": normal() * 1e9 + 1e12,
+    "tiny": normal() * 1e-9,
+    "mixed scales": normal() * [1e9, 1, 1e-9, 1],
+    "heavy tails": np.random.default_rng(0).standard_cauchy((120, 3)) ** 3,
+    "bits": np.random.default_rng(0).integers(0, 2, (100, 6)),
+    "mostly zeros": np.where(np.random.default_rng(0).random((120, 3)) < 0.95, 0.0, normal(d=3)),
+    "booleans": np.random.default_rng(0).random((100, 3)) < 0.3,
+}
+
+
+@pytest.mark.parametrize("method", ["quantile", pytest.param("conformal", marks=full)])
+@pytest.mark.parametrize("name", ODD_TABLES)
+def test_odd_tables_have_finite_scores(name, method):
+    X = ODD_TABLES[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        detector = EnergyOutlierDetector(method=method, random_state=0).fit(X)
+        assert np.isfinite(detector.score_samples(X)).all()
+        assert np.isfinite(detector.decision_function(X)).all()
+        labels = detector.predict(X)
+    assert set(labels) <= {1, -1}
+    assert (labels == 1).mean() > 0.7
+
+
+@pytest.mark.parametrize("name", ["integers", "huge", "tiny", "mixed scales", "ten copies"])
+def test_far_rows_are_outliers_in_any_units(name):
+    X = ODD_TABLES[name].astype(float)
+    detector = EnergyOutlierDetector(random_state=0).fit(X)
+    far = X.mean(0) + 30 * X.std(0)
+    assert detector.predict(far[None]) == [-1]
+
+
+def test_one_row_fits_and_is_normal():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        detector = EnergyOutlierDetector(random_state=0).fit(normal(1))
+    assert detector.predict(normal(1)) == [1]
+    assert detector.decision_function(normal(1) + 100) < 0
+
+
+def test_missing_entries_in_new_rows_alone():
+    X = normal(200)
+    detector = EnergyOutlierDetector(random_state=0).fit(X)
+    new = normal(100, seed=1)
+    new[::2, 1] = np.nan
+    assert (detector.predict(new) == 1).mean() > 0.75
+    new[0] = np.nan
+    assert detector.predict(new[:1]) == [1]
+
+
+@pytest.mark.parametrize(
+    "frame", [pd.DataFrame(), pd.DataFrame({"a": []}), pd.DataFrame(index=[0])]
+)
+def test_empty_frames_are_refused(frame):
+    with pytest.raises(ValueError, match="0 sample|0 feature|at least one"):
+        EnergyOutlierDetector().fit(frame)
+
+
+@pytest.mark.parametrize(("method", "n"), [("quantile", 1), ("cross-conformal", 3)])
+def test_a_verbose_fit_shows_models_and_experts(method, n, capfd):
+    params = {"cv": 3} if method == "cross-conformal" else {}
+    EnergyOutlierDetector(method=method, verbose=1, random_state=0, **params).fit(normal())
+    out, err = capfd.readouterr()
+    assert out == ""
+    for step in ("fit", "threshold"):
+        counts = re.findall(rf"EnergyOutlierDetector: {step}:.*?(\d)/{n} ", err)
+        assert counts[0] == "0"
+        assert counts[-1] == str(n)
+    # Its three experts are fitted to all rows, and without each of three folds.
+    assert err.count("12/12 ") >= n
+    assert "mixture 0." in err
+
+
+def test_other_fits_are_silent_or_as_verbose_as_their_estimator(capfd):
+    EnergyOutlierDetector(random_state=0).fit(normal())
+    assert capfd.readouterr() == ("", "")
+    EnergyOutlierDetector(ProductOfDensities(), verbose=1).fit(normal())
+    assert "ProductOfDensities" not in capfd.readouterr().err
+
+
+# ------------------------------------------------------------------------------
+# Trimming
+# ------------------------------------------------------------------------------
+
+
+def contaminated(seed=0):
+    """200 normal rows and 20 wide ones in random order, and which are the latter."""
+    random = np.random.default_rng(seed)
+    X = np.vstack([normal(200, seed=seed), random.normal(size=(20, 4)) * 4])
+    order = random.permutation(len(X))
+    return X[order], (np.arange(len(X)) >= 200)[order]
+
+
+class Centre(BaseEstimator):
+    """Minus the squared distance to the mean of the rows; remembers which these were."""
+
+    def fit(self, X, y=None, sample_weight=None):
+        self.mean_, self.rows_ = X.mean(0), X
+        self.weight_ = sample_weight
+        return self
+
+    def score_samples(self, X):
+        return -np.square(X - self.mean_).sum(1) + 1e3 * self.mean_[0]
+
+
+@pytest.mark.parametrize("trim", leading(1, [0.15, 0.1]))
+def test_the_given_share_of_rows_is_left_out(trim):
+    X, odd = contaminated()
+    detector = EnergyOutlierDetector(Centre(), trim=trim, random_state=0).fit(X)
+    assert detector.n_trimmed_ == int(trim * len(X))
+    assert len(detector.estimator_.rows_) == len(X) - detector.n_trimmed_
+    kept = {tuple(row) for row in detector.estimator_.rows_}
+    assert np.mean([tuple(row) in kept for row in X[odd]]) < 0.2
+    # The threshold is that of all rows.
+    assert (detector.predict(X) == -1).mean() == pytest.approx(0.1, abs=0.01)
+
+
+def test_auto_leaves_out_what_a_forest_predicts_to_be_outliers():
+    X, odd = contaminated()
+    dirty = EnergyOutlierDetector(Centre(), trim="auto", random_state=0).fit(X)
+    kept = {tuple(row) for row in dirty.estimator_.rows_}
+    assert np.mean([tuple(row) in kept for row in X[odd]]) < 0.2
+    assert len(kept) == len(X) - dirty.n_trimmed_ > 0.75 * len(X)
+    assert EnergyOutlierDetector(Centre(), random_state=0).fit(X).n_trimmed_ == 0
+
+
+@pytest.mark.parametrize(
+    "X", leading(2, [np.full((40, 2), 3.0), normal(80) * 1e300, np.tile([[0.0], [1.0]], (40, 1))])
+)
+def test_auto_keeps_half_of_rows_that_differ_in_little(X):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        detector = EnergyOutlierDetector(trim="auto", random_state=0).fit(X)
+        assert np.isfinite(detector.decision_function(X)).all()
+    assert detector.n_trimmed_ <= len(X) / 2
+
+
+def test_trimming_helps_the_default_on_rows_with_anomalies():
+    random = np.random.default_rng(1)
+
+    def rows(n, n_odd):
+        wide = 1.5 * random.normal(size=(n_odd, 4)) + [3, 3, 0, 0]
+        return np.vstack([random.normal(size=(n, 4)), wide])
+
+    train, test, labels = rows(300, 15), rows(300, 50), np.repeat([1, -1], [300, 50])
+    values = []
+    for trim in (None, 0.1):
+        detector = EnergyOutlierDetector(trim=trim, random_state=0).fit(train)
+        values.append(roc_auc_score(labels, detector.decision_function(test)))
+    assert values[1] > values[0] + 0.003
+
+
+@pytest.mark.parametrize("method", leading(1, ["conformal", "cross-conformal"]))
+def test_calibration_rows_are_not_trimmed(method):
+    X, _ = contaminated()
+    detector = EnergyOutlierDetector(Centre(), method=method, trim=0.1, random_state=0).fit(X)
+    whole = EnergyOutlierDetector(Centre(), method=method, random_state=0).fit(X)
+    assert detector.n_calibration_ == whole.n_calibration_
+    for model, other in zip(detector.estimators_, whole.estimators_, strict=True):
+        assert len(model.rows_) == len(other.rows_) - int(0.1 * len(other.rows_))
+
+
+def test_weights_are_trimmed_like_the_rows():
+    X, _ = contaminated()
+    weight = np.arange(1.0, len(X) + 1)
+    detector = EnergyOutlierDetector(Centre(), trim=0.1, random_state=0)
+    model = detector.fit(X, sample_weight=weight).estimator_
+    assert np.array_equal(X[model.weight_.astype(int) - 1], model.rows_)
+
+
+@full
+def test_trimming_is_reproducible():
+    X, _ = contaminated()
+    one, two = (EnergyOutlierDetector(trim=0.1, random_state=3).fit(X) for _ in range(2))
+    assert np.array_equal(one.decision_function(X), two.decision_function(X))
+
+
+def test_trimming_of_frames():
+    X, _ = contaminated()
+    frame = pd.DataFrame(X).assign(kind=["a", "b"] * 110)
+    frame.columns = [str(name) for name in frame.columns]
+    assert EnergyOutlierDetector(trim=0.1, random_state=0).fit(frame).n_trimmed_ == 22
+
+
+def test_bad_trims():
+    X, _ = contaminated()
+    for trim in (0.0, 0.5, -1, "all", 1):
+        with pytest.raises(ValueError, match="'trim' parameter"):
+            EnergyOutlierDetector(trim=trim).fit(X)
+    with pytest.raises(ValueError, match=r"trim=0\.1 takes at least 20 rows"):
+        EnergyOutlierDetector(trim=0.1).fit(X[:15])
+    mixture = GaussianMixture(random_state=0).fit(X)
+    with pytest.warns(UserWarning, match="trim, because"):
+        detector = EnergyOutlierDetector(FrozenEstimator(mixture), trim=0.1).fit(X)
+    assert detector.n_trimmed_ == 0
