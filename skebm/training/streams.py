@@ -376,7 +376,7 @@ def labelled(X: Any, y: Any) -> tuple[Any, Any]:
 class SourceMixin:
     """Of an estimator whose X may be larger than memory, and which several processes may fit."""
 
-    random_state: Any = 0  # where it is no parameter
+    random_state: Any
 
     def _over_blocks(self, X: Any, function: Callable[[Any], np.ndarray]) -> np.ndarray:
         """Results of a function that treats rows independently, for all rows of X.
@@ -410,7 +410,7 @@ class SourceMixin:
             X, the header or None, and the `others`.
         """
         X, header, _ = open_table(X)
-        some = sample_of(X, shared_seed(self.random_state))
+        some = sample_of(X, shared_seed(getattr(self, "random_state", 0)))  # no parameter of all
         if some is None:
             return X, header, *others
         return np.array(X[some]), header, *(v if v is None else take_rows(v, some) for v in others)
