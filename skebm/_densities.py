@@ -1,9 +1,10 @@
-"""Log densities, their derivatives and thresholds, of anything fitted with ``score_samples``: our
+"""Log densities and their derivatives, of anything fitted with ``score_samples``: our
 estimators, scikit-learn's densities, and pipelines and searches that end in either.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -77,10 +78,15 @@ def is_energy_based(final: Any) -> bool:
     return hasattr(type(final), "energy") and hasattr(type(final), "log_partition_")
 
 
+def has_normaliser(final: Any) -> bool:
+    """Whether this is an estimator of ours with log Z: one for all rows, or one for a condition."""
+    return hasattr(type(final), "partition_")
+
+
 def scores_are_nats(estimator: Any) -> bool:
     """Whether ``score_samples`` is a log density: not that of scikit-learn's outlier detectors."""
     _, final = last_step(estimator)
-    return is_energy_based(final) or not is_outlier_detector(final)
+    return has_normaliser(final) or not is_outlier_detector(final)
 
 
 def check_normalised(estimator: Any) -> None:
@@ -103,14 +109,14 @@ def pessimistic_log_likelihood(estimator: Any, X: Any) -> float:
     """Mean log p(x) by the largest credible log Z; exact where the density needs none."""
     check_normalised(estimator)
     before, final = last_step(estimator)
-    if is_energy_based(final):
+    if has_normaliser(final) and is_outlier_detector(final):
         return float(final.score(transformed(before, X)))
-    return float(np.mean(log_density(estimator, X)))
-
-
-# ------------------------------------------------------------------------------
-# Thresholds
-# ------------------------------------------------------------------------------
+    mean = float(np.mean(log_density(estimator, X)))
+    if not is_energy_based(final):
+        return mean
+    value, error = final.log_partition_, final.log_partition_std_  # of a classifier
+    upper = final.log_partition_bounds_[1]
+    return mean + value - (value + 2 * error if math.isnan(upper) else upper)
 
 
 # ------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ from skebm.training.distributed import (
     divided,
 )
 from skebm.training.mapped import MappedArray, as_mapped, is_large
-from skebm.training.plan import TrainingPlan, check_net_params
+from skebm.training.plan import TrainingPlan, check_net_params, stopping_of
 from skebm.training.rows import Rows
 from skebm.training.selection import LogRatioOf, is_kept, warn_of_base
 from skebm.training.streams import SourceMixin, Spool, is_stream, spooled
@@ -382,11 +382,6 @@ def warn_without_effect(reasons: dict[str, str]) -> None:
     if reasons:
         found = "; ".join(f"{name}, because {reason}" for name, reason in reasons.items())
         warn(f"Without effect on this fit: {found}.", UserWarning)
-
-
-def stopping_of(early_stopping: Any) -> EarlyStopping:
-    """Settings of the parameter `early_stopping`, a bool or an object."""
-    return early_stopping if isinstance(early_stopping, EarlyStopping) else EarlyStopping()
 
 
 def held_out_fraction(early_stopping: Any) -> float | None:

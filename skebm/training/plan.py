@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from sklearn.base import BaseEstimator
@@ -291,3 +291,64 @@ class TrainingPlan:
             streaming=streaming,
             **kwargs,
         )
+
+
+def stopping_of(early_stopping: Any) -> EarlyStopping:
+    """Settings of the parameter `early_stopping`, a bool or an object."""
+    return early_stopping if isinstance(early_stopping, EarlyStopping) else EarlyStopping()
+
+
+class AskedSteps(NamedTuple):
+    """Learning rate, rows of a batch and epochs that are asked for, each a number or ``"auto"``."""
+
+    learning_rate: Any
+    batch_size: Any
+    n_iter: Any
+
+
+def asked_steps(estimator: Any) -> AskedSteps:
+    """Those of an estimator; `net_params` take precedence over its parameters."""
+    net = estimator.net_params or {}
+    return AskedSteps(
+        net.get("lr", estimator.learning_rate),
+        net.get("batch_size", estimator.batch_size),
+        net.get("max_epochs", estimator.n_iter),
+    )
+
+
+def plan_of(
+    estimator: Any,
+    optimizer: AdamW | SGD,
+    *,
+    n_iter: Any,
+    batch_size: Any,
+    learning_rate: Any,
+    streaming: bool,
+    **settings: Any,
+) -> TrainingPlan:
+    """The plan of a fit of resolved epochs, rows of a batch and learning rate.
+
+    Everything else is as the estimator says; `settings` are more arguments of the optimizer.
+    """
+    stopping, schedule = stopping_of(estimator.early_stopping), optimizer.schedule
+    if schedule == "auto":
+        schedule = "linear" if asked_steps(estimator).learning_rate == "auto" else "constant"
+    if isinstance(optimizer, AdamW):
+        settings = {"weight_decay": optimizer.weight_decay} | settings
+    elif optimizer.momentum:
+        settings = {"momentum": optimizer.momentum} | settings
+    return TrainingPlan(
+        n_iter=1 if streaming else int(n_iter),
+        batch_size=int(batch_size),
+        learning_rate=float(learning_rate),
+        optimizer="adamw" if isinstance(optimizer, AdamW) else "sgd",
+        optimizer_settings=settings,
+        schedule=schedule,
+        averaging=optimizer.averaging,
+        max_restarts=optimizer.max_restarts,
+        patience=stopping.n_iter_no_change,
+        tol=stopping.tol,
+        judged_by_training=stopping.validation_fraction is None,
+        verbose=int(estimator.verbose),
+        dtype=estimator.dtype,
+    )

@@ -132,7 +132,8 @@ class Rows(torch.utils.data.Dataset):
 
     def share_of_kept(self, share: float) -> float:
         """The farthest share of a table, which `left_out` is a part of, as one of these rows."""
-        return share_of_kept(share, self.left_out / self.total_weight)
+        left_out = self.left_out / self.total_weight
+        return share if not left_out else max(0.0, share - (1 - share) * left_out)
 
     def subset(self, index: Tensor) -> Rows:
         """Rows of the given numbers, with their weights and targets."""
@@ -334,14 +335,6 @@ class Rows(torch.utils.data.Dataset):
                 result[start : start + block.shape[0]] = part
         assert result is not None
         return result
-
-
-def share_of_kept(share: float, left_out: float) -> float:
-    """The farthest share of all rows as a share of those that were kept.
-
-    The farthest ones are `left_out`, relative to those that were kept.
-    """
-    return share if not left_out else max(0.0, share - (1 - share) * left_out)
 
 
 # Entries (rows times columns) taken from a table at once.

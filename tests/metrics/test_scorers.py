@@ -15,7 +15,7 @@ from sklearn.neighbors import KernelDensity
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
-from skebm import RBMEstimator
+from skebm import ConditionalDensity, RBMClassifier, RBMEstimator, TemporalRBM
 from skebm.metrics import (
     fisher_divergence,
     hyvarinen_score,
@@ -225,6 +225,31 @@ def test_a_continuous_density_has_no_pseudo_likelihood(rng):
 def test_a_discrete_density_has_no_derivatives(binary, rbm):
     with pytest.raises(TypeError, match="RBMEstimator"):
         hyvarinen_score(rbm, binary)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        ConditionalDensity([0], base="linear", n_iter=2, random_state=0),
+        TemporalRBM(2, n_iter=2, random_state=0),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_a_density_given_conditions_is_ranked_by_the_end_of_its_score(model):
+    X = np.random.default_rng(0).normal(size=(60, 3))
+    model.fit(X)
+    assert pessimistic_log_likelihood_score(model, X) == model.score(X)
+    assert_allclose(log_likelihood_score(model, X), model.score_samples(X).mean())
+
+
+def test_a_classifier_is_ranked_by_the_upper_end_of_log_z(binary):
+    y = binary[:, 0].astype(int)
+    model = RBMClassifier(3, partition=AISBracket(5, n_betas=20), n_iter=3, random_state=0)
+    model.fit(binary, y)
+    excess = model.log_partition_bounds_[1] - model.log_partition_
+    lower = log_likelihood_score(model, binary) - excess
+    assert_allclose(pessimistic_log_likelihood_score(model, binary), lower)
+    assert lower < log_likelihood_score(model, binary)
 
 
 def test_a_model_without_log_z_has_no_likelihood_but_a_pseudo_likelihood(binary, rbm):

@@ -29,7 +29,6 @@ from skebm.estimators.base import (
     CategoriesMixin,
     assign_parameters,
     chain_rows,
-    stopping_of,
 )
 from skebm.estimators.boltzmann.blueprint import (
     CHEAP_COST,
@@ -58,7 +57,7 @@ from skebm.objectives.local import LOCAL_RULES
 from skebm.partition.exact import exact_draws
 from skebm.samplers import ChainPolicy, FromNoise, Gibbs, Persistent
 from skebm.training import AdamW, EarlyStopping
-from skebm.training.plan import TrainingPlan
+from skebm.training.plan import TrainingPlan, asked_steps, plan_of
 from skebm.training.rows import Rows
 
 if TYPE_CHECKING:
@@ -375,37 +374,22 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
 
     def _plan(self, learning: str, rows: Rows, *, streaming: bool) -> TrainingPlan:
         """Steps that use all rows for the convex rules, unless stochastic ones are asked for."""
-        net = self.net_params or {}
-        rate: Any = net.get("lr", self.learning_rate)
-        size: Any = net.get("batch_size", self.batch_size)
-        n_iter: Any = net.get("max_epochs", self.n_iter)
-        stopping = stopping_of(self.early_stopping)
-        optimizer = AdamW() if self.optimizer is None else self.optimizer
-        given = any(name.startswith("optimizer") for name in net)
+        rate, size, n_iter = asked_steps(self)
+        given = any(name.startswith("optimizer") for name in self.net_params or {})
         maps = learning == "perturb_and_map"
-        usual = min(MAP_BATCH if maps else BATCH, len(rows))
-        batch_size = usual if size == "auto" else int(size)
-        steps = MAP_STEPS if maps else STEPS
-        n_epochs = (
-            max(1, round(steps * batch_size / len(rows))) if n_iter == "auto" else int(n_iter)
-        )
-        plan = TrainingPlan(
-            n_iter=1 if streaming else n_epochs,
+        batch_size = min(MAP_BATCH if maps else BATCH, len(rows)) if size == "auto" else int(size)
+        n_epochs = max(1, round((MAP_STEPS if maps else STEPS) * batch_size / len(rows)))
+        usual = PCD_RATE if learning == "pcd" else RATE
+        plan = plan_of(
+            self,
+            self.optimizer or AdamW(),
+            n_iter=n_epochs if n_iter == "auto" else n_iter,
             batch_size=batch_size,
-            learning_rate=(PCD_RATE if learning == "pcd" else RATE)
-            if rate == "auto"
-            else float(rate),
-            optimizer="adamw",
-            optimizer_settings={} if given else {"weight_decay": optimizer.weight_decay},
-            schedule=optimizer.schedule,
-            averaging=optimizer.averaging,
-            max_restarts=optimizer.max_restarts,
-            patience=stopping.n_iter_no_change,
-            tol=stopping.tol,
-            judged_by_training=stopping.validation_fraction is None,
-            verbose=int(self.verbose),
-            dtype=self.dtype,
+            learning_rate=usual if rate == "auto" else rate,
+            streaming=streaming,
         )
+        if given:
+            plan = replace(plan, optimizer_settings={})
         stochastic = streaming or rate != "auto" or size != "auto" or given
         if learning not in CONVEX or stochastic:
             return plan

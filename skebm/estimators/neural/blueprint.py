@@ -29,7 +29,7 @@ from skebm.energies import (
 )
 from skebm.energies.neural import stored_network
 from skebm.energies.path import unary_fields
-from skebm.estimators.base import JointBlueprint, chain_rows, stopping_of
+from skebm.estimators.base import JointBlueprint, chain_rows
 from skebm.estimators.tables.bases import (
     COLUMN_BASES,
     REAL_BASES,
@@ -57,7 +57,7 @@ from skebm.samplers import (
     ReplayBuffer,
 )
 from skebm.training import AdamW, EarlyStopping
-from skebm.training.plan import TrainingPlan
+from skebm.training.plan import TrainingPlan, asked_steps, plan_of
 from skebm.training.rows import Rows
 
 if TYPE_CHECKING:
@@ -479,31 +479,21 @@ def neural_plan(
     optimizer_settings: dict[str, Any] | None = None,
 ) -> TrainingPlan:
     """Resolve the steps of training for a table of `n_rows`."""
-    net = estimator.net_params or {}
-    size = net.get("batch_size", estimator.batch_size)
-    n_iter = net.get("max_epochs", estimator.n_iter)
+    _, size, n_iter = asked_steps(estimator)
     if size == "auto":
         fitting = max(FEWEST_IN_BATCH, MOST_NUMBERS // estimator.n_features_in_)
         size = min(BATCH, fitting, n_rows)
     if n_iter == "auto":
         passes = math.ceil(n_steps / math.ceil(n_rows / size))
         n_iter = min(most_passes, PASSES_PER_ROW * n_rows, max(FEWEST_PASSES, passes))
-    optimizer = AdamW() if estimator.optimizer is None else estimator.optimizer
-    stopping = stopping_of(estimator.early_stopping)
-    return TrainingPlan(
-        n_iter=1 if streaming else int(n_iter),
-        batch_size=int(size),
+    return plan_of(
+        estimator,
+        estimator.optimizer or AdamW(),
+        n_iter=n_iter,
+        batch_size=size,
         learning_rate=estimator.learning_rate,
-        optimizer="adamw",
-        optimizer_settings={"weight_decay": optimizer.weight_decay} | (optimizer_settings or {}),
-        schedule=optimizer.schedule,
-        averaging=optimizer.averaging,
-        max_restarts=optimizer.max_restarts,
-        patience=stopping.n_iter_no_change,
-        tol=stopping.tol,
-        judged_by_training=stopping.validation_fraction is None,
-        verbose=int(estimator.verbose),
-        dtype=estimator.dtype,
+        streaming=streaming,
+        **(optimizer_settings or {}),
     )
 
 

@@ -37,7 +37,6 @@ from skebm.estimators.base import (
     chain_rows,
     draw_seed,
     held_out_fraction,
-    stopping_of,
 )
 from skebm.estimators.rbm.choice import (
     N_HIDDEN,
@@ -68,7 +67,7 @@ from skebm.objectives.local import LOCAL_RULES
 from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
 from skebm.training import SGD
 from skebm.training.guard import ENOUGH_STEPS
-from skebm.training.plan import TrainingPlan
+from skebm.training.plan import TrainingPlan, asked_steps, plan_of
 from skebm.training.rows import Rows
 from skebm.training.selection import (
     LogRatioOf,
@@ -609,20 +608,14 @@ def usual_units(estimator: Any) -> int:
     return estimator._hidden.kind.usual if n == "auto" else int(n)
 
 
-def _asked_epochs(estimator: Any) -> int | str:
-    """The number of epochs that is asked for, or "auto"."""
-    asked: int | str = (estimator.net_params or {}).get("max_epochs", estimator.n_iter)
-    return asked
-
-
 def _is_short(estimator: Any, plan: TrainingPlan, n_rows: int) -> bool:
     """Whether a number of epochs was given that makes fewer than 10,000 steps."""
-    return _asked_epochs(estimator) != "auto" and plan.n_batches(n_rows) < ENOUGH_STEPS
+    return asked_steps(estimator).n_iter != "auto" and plan.n_batches(n_rows) < ENOUGH_STEPS
 
 
 def _epochs_are_ours(estimator: Any) -> bool:
     """Whether neither a number of epochs is given nor a rule that ends training."""
-    return _asked_epochs(estimator) == "auto" and not estimator.early_stopping
+    return asked_steps(estimator).n_iter == "auto" and not estimator.early_stopping
 
 
 def _check_units(units: HiddenUnits, rows: Rows, batch_size: int) -> None:
@@ -638,13 +631,9 @@ def _check_units(units: HiddenUnits, rows: Rows, batch_size: int) -> None:
 
 def _asks_for_steps(estimator: Any) -> bool:
     """Whether a setting has a meaning for stochastic steps alone: rate, batch, momentum."""
-    net = estimator.net_params or {}
-    rate, size = (
-        net.get(theirs, getattr(estimator, ours))
-        for theirs, ours in (("lr", "learning_rate"), ("batch_size", "batch_size"))
-    )
+    rate, size, _ = asked_steps(estimator)
     momentum = getattr(estimator.optimizer, "momentum", 0)
-    given = any(name.startswith("optimizer") for name in net)
+    given = any(name.startswith("optimizer") for name in estimator.net_params or {})
     return bool(rate != "auto" or size != "auto" or momentum or given)
 
 
@@ -660,11 +649,8 @@ def _plan(
     stochastic: bool,
 ) -> TrainingPlan:
     """Optimizer, learning rate, batch size and epochs."""
-    net, n_rows = estimator.net_params or {}, rows.n_table
-    rate = net.get("lr", estimator.learning_rate)
-    size = net.get("batch_size", estimator.batch_size)
-    n_iter = _asked_epochs(estimator)
-    given = any(name.startswith("optimizer") for name in net)
+    (rate, size, n_iter), n_rows = asked_steps(estimator), rows.n_table
+    given = any(name.startswith("optimizer") for name in estimator.net_params or {})
     if optimizer.momentum and given:
         raise ValueError(
             "momentum is an argument of the default optimizer; with an optimizer in net_params "
@@ -685,39 +671,32 @@ def _plan(
         # The exact likelihood has no chains that training could outrun.
         most = MOST_EPOCHS if n_rows < FEWEST_ROWS and learning != "exact" else wanted
         n_iter = MOST_EPOCHS if line_search else min(wanted, most)
-    decays = rate == "auto" if optimizer.schedule == "auto" else optimizer.schedule == "linear"
-    stopping = stopping_of(estimator.early_stopping)
-    learning_rate = units.learning_rate(base) if rate == "auto" else float(rate)
-    settings = {"momentum": optimizer.momentum} if optimizer.momentum and not line_search else {}
-    return TrainingPlan(
-        n_iter=1 if streaming else int(n_iter),
-        batch_size=int(batch_size),
-        learning_rate=1.0 if line_search else learning_rate,
-        optimizer="lbfgs" if line_search else "sgd",
-        optimizer_settings=settings,
-        schedule="linear" if decays and not line_search else "constant",
-        averaging=optimizer.averaging,
-        max_restarts=optimizer.max_restarts,
-        patience=stopping.n_iter_no_change,
-        tol=stopping.tol,
-        judged_by_training=line_search or stopping.validation_fraction is None,
-        verbose=int(estimator.verbose),
-        dtype=estimator.dtype,
+    plan = plan_of(
+        estimator,
+        optimizer,
+        n_iter=n_iter,
+        batch_size=batch_size,
+        learning_rate=units.learning_rate(base) if rate == "auto" else rate,
+        streaming=streaming,
+    )
+    if not line_search:
+        return plan
+    searched: dict[str, Any] = {"optimizer": "lbfgs", "optimizer_settings": {}}
+    return replace(
+        plan, learning_rate=1.0, schedule="constant", judged_by_training=True, **searched
     )
 
 
 def _steps_are_ours(estimator: Any, learning: str, *, stochastic: bool, streaming: bool) -> bool:
     """Whether steps are stochastic, and rate and batch size ours: rows may judge the training."""
-    net = estimator.net_params or {}
-    rate = net.get("lr", estimator.learning_rate)
-    size = net.get("batch_size", estimator.batch_size)
+    rate, size, _ = asked_steps(estimator)
     line_search = learning == "exact" and not stochastic
     return bool(rate == size == "auto" and not line_search and not streaming)
 
 
 def is_guarded(estimator: Any, table: Table, rows: Rows, *, streaming: bool) -> bool:
     """Whether some rows are to guard a training that there is."""
-    if len(rows) < FEWEST_ROWS or _asked_epochs(estimator) == 0:
+    if len(rows) < FEWEST_ROWS or asked_steps(estimator).n_iter == 0:
         return False
     if held_out_fraction(estimator.early_stopping) is not None:
         return False

@@ -21,7 +21,6 @@ from skebm.estimators.base import (
     at_least_two,
     chain_rows,
     held_out_fraction,
-    stopping_of,
 )
 from skebm.estimators.rbm.blueprint import of_layers
 from skebm.estimators.rbm.hidden import HIDDEN_BIAS
@@ -32,7 +31,7 @@ from skebm.objectives import Centering, ClassLikelihood, Penalty
 from skebm.objectives.joint import UNKNOWN
 from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
 from skebm.training import SGD
-from skebm.training.plan import TrainingPlan
+from skebm.training.plan import TrainingPlan, asked_steps, plan_of
 from skebm.training.rows import Rows
 from skebm.training.selection import (
     Gain,
@@ -64,6 +63,9 @@ N_STEPS, FEWEST_EPOCHS = 3000, 20
 # steps: tables of 150 rows overfit after a hundred steps or gain until thousands, depending on the
 # table.
 MOST_IN_TRIALS, N_STEPS_IN_FOLDS, N_FOLDS = 3000, 1000, 3
+# Annealing runs by which p(x) is judged, once in a fit. With 50, whose error of log Z was 2 nats
+# for a table of numbers, a gain of one nat does not count.
+N_JUDGING_CHAINS = 500
 # Numbers of epochs that are compared.
 N_IN_FOLD = 20
 
@@ -192,7 +194,8 @@ class ClassBlueprint(JointBlueprint):
             return self
         generator = torch.Generator(rows.device).manual_seed(net.seed_)
         energy, x = net.module_.energy.eval(), judges.block(0, len(judges))
-        found = assess(rbm_log_ratios, energy, x, judges.weight, generator)
+        log_ratios = functools.partial(rbm_log_ratios, n_chains=N_JUDGING_CHAINS)
+        found = assess(log_ratios, energy, x, judges.weight, generator)
         return self.judged(Gain(found.gain, found.error))
 
     def judged(self, found: Gain, of_all_rows: float = 0.0) -> ClassBlueprint:
@@ -261,9 +264,8 @@ def weight_of_rows(objective: str, asked: Any) -> float:
 def takes_folds(estimator: Any, rows: Rows) -> bool:
     """Whether folds of the labelled rows choose the number of epochs: where they are few."""
     assert rows.y is not None
-    asked = (estimator.net_params or {}).get("max_epochs", estimator.n_iter)
     n_known = int((rows.y != UNKNOWN).sum())
-    free = asked == "auto" and not estimator.early_stopping
+    free = asked_steps(estimator).n_iter == "auto" and not estimator.early_stopping
     return free and n_known >= 2 * N_FOLDS and len(rows) <= MOST_IN_TRIALS
 
 
@@ -335,7 +337,7 @@ def p_by_trial(
         trial,
         train,
         held_out,
-        rbm_log_ratios,
+        functools.partial(rbm_log_ratios, n_chains=N_JUDGING_CHAINS),
         torch.Generator(rows.device).manual_seed(seed),
         n_iter=blueprint.plan.n_iter,
         n_times=1,
@@ -351,38 +353,17 @@ def class_plan(
     estimator: Any, weight: float, rows: Rows, *, all_bits: bool, streaming: bool
 ) -> TrainingPlan:
     """Steps of a fit: plain gradient descent on a centred and preconditioned gradient."""
-    net = estimator.net_params or {}
-    optimizer = SGD() if estimator.optimizer is None else estimator.optimizer
-    stopping = stopping_of(estimator.early_stopping)
-    rate = net.get("lr", estimator.learning_rate)
-    size = net.get("batch_size", estimator.batch_size)
+    rate, size, n_iter = asked_steps(estimator)
     size = min(100, len(rows)) if size == "auto" else int(size)
-    n_iter = net.get("max_epochs", estimator.n_iter)
     if n_iter == "auto":
         n_batches = math.ceil(len(rows) / size)
         n_steps = N_STEPS_IN_FOLDS if takes_folds(estimator, rows) else N_STEPS
         n_iter = max(FEWEST_EPOCHS, math.ceil(n_steps / n_batches))
     if rate == "auto":
         own = RATE if all_bits else RATE_OF_REALS
-        learning_rate = own if not weight else min(own, RATE_OF_ROWS / weight)
-    else:
-        learning_rate = float(rate)
-    decays = rate == "auto" if optimizer.schedule == "auto" else optimizer.schedule == "linear"
-    return TrainingPlan(
-        n_iter=1 if streaming else int(n_iter),
-        batch_size=size,
-        learning_rate=learning_rate,
-        optimizer="sgd",
-        optimizer_settings={"momentum": optimizer.momentum} if optimizer.momentum else {},
-        schedule="linear" if decays else "constant",
-        averaging=optimizer.averaging,
-        max_restarts=optimizer.max_restarts,
-        patience=stopping.n_iter_no_change,
-        tol=stopping.tol,
-        judged_by_training=stopping.validation_fraction is None and bool(estimator.early_stopping),
-        verbose=int(estimator.verbose),
-        dtype=estimator.dtype,
-    )
+        rate = own if not weight else min(own, RATE_OF_ROWS / weight)
+    steps: dict[str, Any] = {"n_iter": n_iter, "batch_size": size, "learning_rate": rate}
+    return plan_of(estimator, estimator.optimizer or SGD(), streaming=streaming, **steps)
 
 
 def class_chains(asked: ChainPolicy | None, batch_size: int) -> ChainPolicy:

@@ -33,7 +33,10 @@ N_HELD_OUT = 500
 
 
 def rbm_log_ratios(
-    energy: BernoulliRBM | MixedRBM, x: Tensor, generator: torch.Generator
+    energy: BernoulliRBM | MixedRBM,
+    x: Tensor,
+    generator: torch.Generator,
+    n_chains: int = N_CHAINS,
 ) -> LogRatios:
     """Log-likelihood ratios of rows x (n, d) to the base, with draws of the model.
 
@@ -48,18 +51,21 @@ def rbm_log_ratios(
     """
     with torch.no_grad(), sampling(energy):
         ratio = -energy(x) - energy.base.log_prob(x)
-    return over_log_z(energy, ratio, generator)
+    return over_log_z(energy, ratio, generator, n_chains)
 
 
 def over_log_z(
-    energy: BernoulliRBM | MixedRBM, ratio: Tensor, generator: torch.Generator
+    energy: BernoulliRBM | MixedRBM,
+    ratio: Tensor,
+    generator: torch.Generator,
+    n_chains: int = N_CHAINS,
 ) -> LogRatios:
     """As :func:`rbm_log_ratios`, of rows whose unnormalised ratios to the base are known."""
     with torch.no_grad(), sampling(energy):
         if log_z_cost(energy) <= CHEAP_COST:
             log_z = _or_infinite(Exact().estimate(energy).value)
             return LogRatios(ratio, log_z, 0.0, exact_draws(energy, 2 * N_CHAINS, generator))
-        return LogRatios(ratio, *_annealed(energy, generator))
+        return LogRatios(ratio, *_annealed(energy, generator, n_chains))
 
 
 def pessimistic_log_z(
@@ -81,7 +87,7 @@ def _or_infinite(log_z: float) -> float:
 
 
 def _annealed(
-    energy: BernoulliRBM | MixedRBM, generator: torch.Generator
+    energy: BernoulliRBM | MixedRBM, generator: torch.Generator, n_chains: int
 ) -> tuple[float, float, Tensor]:
     """log Z by annealing, infinite where the energy is not finite; its error; draws."""
     schedule = Schedule(torch.linspace(0, 1, N_BETAS).tolist(), [], [])
@@ -90,7 +96,7 @@ def _annealed(
         if start is not None:
             path = annealing_path(energy, start)
             plan = AnnealingPlan(path, Gibbs(), schedule, delta=1.0, generator=generator)
-            runs.append(plan.particles(N_CHAINS))
+            runs.append(plan.particles(n_chains))
     draws, log_weight = (torch.cat(part) for part in zip(*runs, strict=True))
     u = torch.rand(len(draws), generator=generator, dtype=torch.float64, device=draws.device)
     draws = draws[draw_index(log_weight.softmax(0), u)]

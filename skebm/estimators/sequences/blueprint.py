@@ -17,7 +17,7 @@ from skebm.distributions import Columns, Distribution, Gaussian
 from skebm.distributions.independent import blocks_of
 from skebm.energies import MixedRBM, TemporalEnergy
 from skebm.energies.rbm.temporal import RowwiseRBM, exact_log_z
-from skebm.estimators.base import GuardedBlueprint, stopping_of
+from skebm.estimators.base import GuardedBlueprint
 from skebm.estimators.sequences.table import FrameWindows
 from skebm.estimators.tables.table import Table
 from skebm.objectives.temporal import TemporalDivergence
@@ -29,7 +29,7 @@ from skebm.partition.given import (
     rowwise_log_z,
 )
 from skebm.samplers import FromData, Persistent
-from skebm.training.plan import TrainingPlan
+from skebm.training.plan import TrainingPlan, asked_steps, plan_of
 from skebm.training.rows import Rows
 from skebm.training.segments import Segments
 from skebm.training.selection import LogRatioOf, LogRatios
@@ -344,29 +344,12 @@ def rate_of(rows: Segments, order: int, domain: Domain) -> float:
 
 def temporal_plan(estimator: Any, rows: Segments, domain: Domain, streaming: bool) -> TrainingPlan:
     """Steps of a fit: AdamW."""
-    net, n_windows = estimator.net_params or {}, len(rows)
-    optimizer = estimator.optimizer or default_of(estimator, "optimizer")
-    stopping = stopping_of(estimator.early_stopping)
-    rate = net.get("lr", estimator.learning_rate)
+    (rate, size, n_iter), n_windows = asked_steps(estimator), len(rows)
     rate = rate_of(rows, estimator.order, domain) if rate == "auto" else float(rate)
-    size = net.get("batch_size", estimator.batch_size)
     size = FRAMES_OF_STEP if size == "auto" else int(size)
     size = max(1, min(n_windows, size // rows.n_targets))
-    n_iter = net.get("max_epochs", estimator.n_iter)
     if n_iter == "auto":
         n_iter = min(MOST_PASSES, max(10, math.ceil(N_STEPS / math.ceil(n_windows / size))))
-    return TrainingPlan(
-        n_iter=1 if streaming else int(n_iter),
-        batch_size=size,
-        learning_rate=rate,
-        optimizer="adamw",
-        optimizer_settings={"weight_decay": optimizer.weight_decay},
-        schedule=optimizer.schedule,
-        averaging=optimizer.averaging,
-        max_restarts=optimizer.max_restarts,
-        patience=stopping.n_iter_no_change,
-        tol=stopping.tol,
-        judged_by_training=stopping.validation_fraction is None and bool(estimator.early_stopping),
-        verbose=int(estimator.verbose),
-        dtype=estimator.dtype,
-    )
+    steps: dict[str, Any] = {"n_iter": n_iter, "batch_size": size, "learning_rate": rate}
+    optimizer = estimator.optimizer or default_of(estimator, "optimizer")
+    return plan_of(estimator, optimizer, streaming=streaming, **steps)

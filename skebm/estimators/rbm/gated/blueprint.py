@@ -16,13 +16,13 @@ from skebm.base import Real, sampling
 from skebm.distributions import Distribution, Gaussian, IndependentBernoulli
 from skebm.energies import GatedEnergy
 from skebm.energies.rbm.gated import MAX_LOG_PRECISION
-from skebm.estimators.base import GuardedBlueprint, stopping_of
+from skebm.estimators.base import GuardedBlueprint
 from skebm.estimators.tables.bases import column_means
 from skebm.estimators.tables.table import Table
 from skebm.objectives import ConditionalDivergence
 from skebm.partition.given import gated_gains
 from skebm.training import AdamW
-from skebm.training.plan import TrainingPlan
+from skebm.training.plan import TrainingPlan, asked_steps, plan_of
 from skebm.training.rows import Rows
 from skebm.training.selection import LogRatioOf, LogRatios, assess, n_held_out
 
@@ -151,27 +151,10 @@ def fit_target_base(rows: Rows, table: Table) -> Distribution:
 
 def gated_plan(estimator: Any, rows: Rows, *, streaming: bool) -> TrainingPlan:
     """Steps of a fit, by AdamW."""
-    net = estimator.net_params or {}
-    optimizer = AdamW() if estimator.optimizer is None else estimator.optimizer
-    stopping = stopping_of(estimator.early_stopping)
-    size = net.get("batch_size", estimator.batch_size)
+    rate, size, n_iter = asked_steps(estimator)
     if size == "auto":
         size = min(LARGEST_BATCH, max(LEAST_BATCH, len(rows) // 20), len(rows))
-    n_iter = net.get("max_epochs", estimator.n_iter)
     if n_iter == "auto":
         n_iter = min(MOST_EPOCHS, math.ceil(N_STEPS / math.ceil(len(rows) / size)))
-    return TrainingPlan(
-        n_iter=1 if streaming else int(n_iter),
-        batch_size=int(size),
-        learning_rate=float(net.get("lr", estimator.learning_rate)),
-        optimizer="adamw",
-        optimizer_settings={"weight_decay": optimizer.weight_decay},
-        schedule=optimizer.schedule,
-        averaging=optimizer.averaging,
-        max_restarts=optimizer.max_restarts,
-        patience=stopping.n_iter_no_change,
-        tol=stopping.tol,
-        judged_by_training=stopping.validation_fraction is None and bool(estimator.early_stopping),
-        verbose=int(estimator.verbose),
-        dtype=estimator.dtype,
-    )
+    steps: dict[str, Any] = {"n_iter": n_iter, "batch_size": size, "learning_rate": rate}
+    return plan_of(estimator, estimator.optimizer or AdamW(), streaming=streaming, **steps)
