@@ -307,8 +307,8 @@ def gain(
     energy, generator = model.energy_, torch.Generator().manual_seed(1)
     z = torch.as_tensor(model.units_.apply(X.reshape(len(X), -1))).float()
     with torch.no_grad():
-        f = energy.trained(z).double()
-        log_w = -energy.trained(energy.base.sample(50_000, generator)).double()
+        f = energy.parametric_energy(z).double()
+        log_w = -energy.parametric_energy(energy.base.sample(50_000, generator)).double()
     top = log_w.max()
     w = (log_w - top).exp()
     log_z = float(w.mean().log() + top)

@@ -31,9 +31,9 @@ from skebm.estimators import (
     TemporalRBMClassifier,
     TractableDensity,
 )
-from skebm.estimators.storage import installed_version, load, trusted_types
+from skebm.estimators.storage import load, package_version, trusted_types
 
-__version__ = installed_version()
+__version__ = package_version()
 
 __all__ = [
     "BoltzmannMachineDensity",

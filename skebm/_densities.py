@@ -41,7 +41,7 @@ def last_step(estimator: Any, *, into_detectors: bool = True) -> tuple[list[Any]
             return before, estimator
 
 
-def transformed(before: list[Any], X: Any) -> Any:
+def input_of_last_step(before: list[Any], X: Any) -> Any:
     """X as the last step sees it."""
     for transformer in before:
         X = transformer.transform(X)
@@ -63,7 +63,7 @@ def relative_log_density(estimator: Any, X: Any) -> np.ndarray:
     """Log p(x) up to a constant that is the same for all rows, (n,): needs no log Z."""
     before, final = last_step(estimator)
     if is_energy_based(final):
-        return -np.asarray(final.energy(transformed(before, X)))
+        return -np.asarray(final.energy(input_of_last_step(before, X)))
     return log_density(estimator, X)
 
 
@@ -110,7 +110,7 @@ def pessimistic_log_likelihood(estimator: Any, X: Any) -> float:
     check_normalised(estimator)
     before, final = last_step(estimator)
     if has_normaliser(final) and is_outlier_detector(final):
-        return float(final.score(transformed(before, X)))
+        return float(final.score(input_of_last_step(before, X)))
     mean = float(np.mean(log_density(estimator, X)))
     if not is_energy_based(final):
         return mean
@@ -134,7 +134,7 @@ class ScoreAndLaplacian(NamedTuple):
 def score_function(estimator: Any, X: Any) -> np.ndarray:
     """Score of each row: the gradient of log p there, (n, d), as the last step sees the row."""
     before, final = last_step(estimator)
-    X = transformed(before, X)
+    X = input_of_last_step(before, X)
     if hasattr(final, "score_function"):
         return np.asarray(final.score_function(X))
     return score_and_laplacian(final, X).score
@@ -146,7 +146,7 @@ def hyvarinen(estimator: Any, X: Any) -> np.ndarray:
     In the units of the row that the last step sees (Hyvärinen 2005, equation 4).
     """
     before, final = last_step(estimator)
-    found = score_and_laplacian(final, transformed(before, X))
+    found = score_and_laplacian(final, input_of_last_step(before, X))
     return found.laplacian + np.square(found.score).sum(1) / 2
 
 

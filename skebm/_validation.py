@@ -68,7 +68,7 @@ __all__ = [
     "set_seeds",
     "take_fit_params",
     "take_rows",
-    "unmasked",
+    "mask_as_missing",
     "validate_data",
     "warn",
     "warn_of_booleans",
@@ -168,7 +168,7 @@ def validate_data(estimator: Any, X: Any, **kwargs: Any) -> Any:
         Further arguments of scikit-learn's function.
     """
     check_container(X)
-    X, name = unmasked(X), type(estimator).__name__
+    X, name = mask_as_missing(X), type(estimator).__name__
     check_kinds(X, name)
     try:
         if _NAMES_COMPARED.get() and isinstance(X, np.ndarray) and not kwargs.get("reset", True):
@@ -195,7 +195,7 @@ def validate_data(estimator: Any, X: Any, **kwargs: Any) -> Any:
         raise
 
 
-def unmasked(X: Any) -> Any:
+def mask_as_missing(X: Any) -> Any:
     """X itself, or of a masked array of NumPy an array whose masked entries are missing.
 
     They are nan, and None among texts and objects.
@@ -523,7 +523,7 @@ def distinct_numbers_of(X: Any) -> tuple[np.ndarray, np.ndarray]:
     rows = rows.reshape(len(rows), -1)
     code = np.zeros(len(rows), dtype=np.uint64)
     for column in rows.T:
-        code = _mixed(code, _bits(column))
+        code = _next_hash(code, _bits(column))
     first, member = _of_keys(code)
     if len(first) == len(rows) or _same_numbers(rows, rows[first][member]):
         return first, member
@@ -544,7 +544,7 @@ def distinct_rows(
     return X[first], None if weight is None and np.ptp(total) == 0 else total.astype(float)
 
 
-def merged_copies(
+def distinct_pairs(
     X: np.ndarray, y: np.ndarray | None, weight: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
     """Distinct pairs of rows and targets, and the sums of their weights, as in a table of numbers.
@@ -609,7 +609,7 @@ def _bits(column: np.ndarray) -> np.ndarray:
     return value.view(np.uint64)
 
 
-def _mixed(code: np.ndarray, bits: np.ndarray) -> np.ndarray:
+def _next_hash(code: np.ndarray, bits: np.ndarray) -> np.ndarray:
     """A hash of an earlier one and further bits."""
     z = (code ^ bits) + STEP
     z = (z ^ (z >> np.uint64(30))) * MIX_ONE

@@ -149,7 +149,7 @@ def autocorrelation(draws: Tensor | np.ndarray, n_lags: int) -> Floats:
     columns = x.reshape(*x.shape[:2], -1).transpose(2, 1, 0)
     columns = columns - columns.mean((1, 2), keepdims=True)
     variance = columns.var((1, 2))[:, None]
-    products = _lagged_products(columns)[:, :n_lags] / (len(x) - np.arange(n_lags))
+    products = _products_at_lags(columns)[:, :n_lags] / (len(x) - np.arange(n_lags))
     found = products / np.where(variance > 0, variance, np.nan)
     return found.T.reshape(n_lags, *x.shape[2:])
 
@@ -219,7 +219,7 @@ def _ess(x: Floats, kind: str) -> Floats:
     x = _normal_scores(_halve_chains(x)) if kind == "bulk" else _halve_chains(x)
     n, total = x.shape[2], x.shape[1] * x.shape[2]
     mean = x.mean(2, keepdims=True)
-    covariance = _lagged_products(x - mean) / n
+    covariance = _products_at_lags(x - mean) / n
     within = covariance[:, :1] * n / (n - 1)
     variance = covariance[:, :1] + mean.var(1, ddof=1)
     constant = np.ptp(x, axis=(1, 2)) < 1e-15  # up to rounding
@@ -229,7 +229,7 @@ def _ess(x: Floats, kind: str) -> Floats:
     return np.where(constant, total, total / time)
 
 
-def _lagged_products(x: Floats) -> Floats:
+def _products_at_lags(x: Floats) -> Floats:
     """Sum over t of x[t] x[t + lag], the mean over chains: (columns, chains, n) -> (columns, n)."""
     n = x.shape[2]
     size = fft.next_fast_len(2 * n, real=True)  # zero-padded: no products around the end

@@ -10,7 +10,7 @@ from skebm import (
     ScoreMatchingDensity,
     TractableDensity,
 )
-from skebm._validation import distinct_numbers_of, merged_copies, sample_that_varies, that_vary
+from skebm._validation import distinct_numbers_of, distinct_pairs, sample_that_varies, that_vary
 from skebm.distributions import Gaussian, GaussianMixture, KernelDensity, LowRankMixture
 from skebm.estimators import product, tractable
 from tests.support.tiers import full, leading, only_full
@@ -39,7 +39,7 @@ def test_equal_rows_are_found_exactly(n_columns):
 def test_rows_of_one_hash_are_compared(monkeypatch):
     rows = np.random.default_rng(1).integers(0, 2, (40, 3))
     expected = by_dictionary(rows)
-    monkeypatch.setattr("skebm._validation._mixed", lambda code, bits: code)
+    monkeypatch.setattr("skebm._validation._next_hash", lambda code, bits: code)
     first, member = distinct_numbers_of(rows)
     assert (first.tolist(), member.tolist()) == (expected[0], expected[1])
 
@@ -47,13 +47,13 @@ def test_rows_of_one_hash_are_compared(monkeypatch):
 def test_copies_are_merged_unless_rows_recur_as_values_do():
     weight = np.arange(1.0, 5)
     rows, y = np.array([[0.0], [1.0], [0.0], [0.0]]), np.array([0, 0, 0, 1])
-    found = merged_copies(rows, y, weight)
+    found = distinct_pairs(rows, y, weight)
     assert found[0].ravel().tolist() == [0, 1, 0]
     assert found[1].tolist() == [0, 0, 1]
     assert found[2].tolist() == [4, 2, 4]
-    assert merged_copies(np.repeat(rows[:2], 3, axis=0), None, None)[2] is None
+    assert distinct_pairs(np.repeat(rows[:2], 3, axis=0), None, None)[2] is None
     few_values = np.repeat([[0.0], [1.0]], [1, 40], axis=0)
-    assert merged_copies(few_values, None, None)[0] is few_values
+    assert distinct_pairs(few_values, None, None)[0] is few_values
 
 
 def test_samples_have_a_row_for_each_column_that_varies():

@@ -20,7 +20,7 @@ class Offsets(NamedTuple):
     visible: Tensor
     hidden: Tensor
 
-    def updated(self, x: Tensor, h: Tensor, share: Tensor, rate: float) -> Offsets:
+    def moving_average(self, x: Tensor, h: Tensor, share: Tensor, rate: float) -> Offsets:
         """Moved towards the batch's weighted means; `share` = weight / batch size, (n,)."""
         visible, hidden = mean_over_ranks(share @ x, share @ h)
         return Offsets(visible.lerp_(self.visible, 1 - rate), hidden.lerp_(self.hidden, 1 - rate))
@@ -191,7 +191,7 @@ class Penalty(BaseEstimator):
         """
         value = self.l1 * weight.abs().sum() + 0.5 * self.l2 * weight.square().sum()
         if self.sparsity_target is not None:
-            mean, target = _inside(_normalised(share) @ h), self.sparsity_target
+            mean, target = _inside(_normalise(share) @ h), self.sparsity_target
             entropy = torch.xlogy(torch.as_tensor(target), target) + torch.xlogy(
                 torch.as_tensor(1 - target), 1 - target
             )
@@ -220,7 +220,7 @@ class Penalty(BaseEstimator):
         """
         if self.sparsity_target is None:
             return None
-        share = _normalised(share)
+        share = _normalise(share)
         (mean,) = mean_over_ranks(share @ h)
         mean, target = _inside(mean), self.sparsity_target
         outer = self.sparsity_cost * ((1 - target) / (1 - mean) - target / mean)  # (H,)
@@ -231,11 +231,11 @@ def means_of(weight: Tensor | None, *layers: Tensor) -> list[Tensor]:
     """Weighted means of the rows of (n, ...) tensors; 0 where all weights are."""
     if weight is None:
         weight = layers[0].new_ones(len(layers[0]))
-    share = _normalised(weight)
+    share = _normalise(weight)
     return [share @ layer for layer in layers]
 
 
-def _normalised(share: Tensor) -> Tensor:
+def _normalise(share: Tensor) -> Tensor:
     """Weights that sum to 1, or to 0 where all are 0."""
     return share / share.sum().clamp_min(torch.finfo(share.dtype).tiny)
 

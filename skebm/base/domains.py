@@ -283,10 +283,10 @@ def parts_of(domain: Domain) -> tuple[Domain, ...]:
 
 def columns_of(domain: Domain) -> tuple[int, ...]:
     """Entries of a row for each column: the levels of a category, 1 for others."""
-    found: list[int] = []
+    entries: list[int] = []
     for part in parts_of(domain):
-        found += part.groups if isinstance(part, Categorical) else (1,) * part.n_columns
-    return tuple(found)
+        entries += part.groups if isinstance(part, Categorical) else (1,) * part.n_columns
+    return tuple(entries)
 
 
 def enumeration_cost(one: Domain, other: Domain) -> float:

@@ -89,7 +89,7 @@ class Energy(nn.Module, abc.ABC):
             )
         return value.detach(), grad
 
-    def trained(self, x: Tensor) -> Tensor:
+    def parametric_energy(self, x: Tensor) -> Tensor:
         """The part of each row's energy that depends on the parameters, (n,); here all of it."""
         return self(x)
 
@@ -185,15 +185,15 @@ def difference_of_levels(logits: Tensor, x: Tensor, domain: Domain) -> Tensor:
     """
     if isinstance(domain, Binary):
         return (2 * x - 1) * logits
-    found = []
+    differences = []
     for part, L, block in zip(
         parts_of(domain), *(_blocks(rows, domain) for rows in (logits, x)), strict=True
     ):
         if isinstance(part, Binary):
-            found.append((2 * block - 1) * L)
+            differences.append((2 * block - 1) * L)
         else:
-            found.append(_present(L * block, part.groups) - L)
-    return torch.cat(found, 1)
+            differences.append(_present(L * block, part.groups) - L)
+    return torch.cat(differences, 1)
 
 
 def _blocks(rows: Tensor, domain: Domain) -> tuple[Tensor, ...]:
@@ -410,7 +410,7 @@ class EnergySum(Energy):
         super().__init__()
         self.domain = common_domain(energies)
         self.energies = nn.ModuleList(energies)
-        self.weights = _checked_weights(weights, len(self.energies))
+        self.weights = _check_weights(weights, len(self.energies))
 
     def extra_repr(self) -> str:
         return f"weights={self.weights}"
@@ -421,20 +421,20 @@ class EnergySum(Energy):
 
     def forward(self, x: Tensor, cond: Any = None) -> Tensor:
         """Energy of each row, (n,)."""
-        return _summed([w * energy(x, cond) for w, energy in self.parts()])
+        return _sum_of([w * energy(x, cond) for w, energy in self.parts()])
 
     def value_and_grad(self, x: Tensor, cond: Any = None) -> tuple[Tensor, Tensor]:
         """Energy (n,) and its gradient, by those of the parts."""
-        found = [(w, *energy.value_and_grad(x, cond)) for w, energy in self.parts()]
-        return _summed([w * v for w, v, _ in found]), _summed([w * g for w, _, g in found])
+        terms = [(w, *energy.value_and_grad(x, cond)) for w, energy in self.parts()]
+        return _sum_of([w * v for w, v, _ in terms]), _sum_of([w * g for w, _, g in terms])
 
     def flip_difference(self, x: Tensor) -> Tensor:
         """E(x with entry i set to 1 - x_i) - E(x), (n, d), by those of the parts."""
-        return _summed([w * energy.flip_difference(x) for w, energy in self.parts()])
+        return _sum_of([w * energy.flip_difference(x) for w, energy in self.parts()])
 
     def level_difference(self, x: Tensor) -> Tensor:
         """E(x after a change of one column) - E(x), (n, d), by those of the parts."""
-        return _summed([w * energy.level_difference(x) for w, energy in self.parts()])
+        return _sum_of([w * energy.level_difference(x) for w, energy in self.parts()])
 
 
 class PairwiseSum(EnergySum, PairwiseEnergy):
@@ -465,12 +465,12 @@ class PairwiseSum(EnergySum, PairwiseEnergy):
     @property
     def bias(self) -> Tensor:  # type: ignore[override]
         """Bias of the sum, (d,)."""
-        return _summed([w * energy.bias for w, energy in self.parts()])
+        return _sum_of([w * energy.bias for w, energy in self.parts()])
 
     @property
     def coupling(self) -> Tensor:
         """J of the sum, (d, d)."""
-        return _summed([w * energy.coupling for w, energy in self.parts()])
+        return _sum_of([w * energy.coupling for w, energy in self.parts()])
 
     @property
     def colours(self) -> tuple[Tensor, ...]:
@@ -490,7 +490,7 @@ class PairwiseSum(EnergySum, PairwiseEnergy):
 
     def logits(self, x: Tensor, columns: Tensor | None = None) -> Tensor:
         """Log-odds of a one in each of `columns` given the others, (n, k)."""
-        return _summed([w * energy.logits(x, columns) for w, energy in self.parts()])
+        return _sum_of([w * energy.logits(x, columns) for w, energy in self.parts()])
 
 
 class EnergyMixture(Energy):
@@ -526,7 +526,7 @@ class EnergyMixture(Energy):
         self.domain = common_domain(energies)
         self.energies = nn.ModuleList(energies)
         n = len(self.energies)
-        weights = _checked_weights([0.0] * n if log_weights is None else log_weights, n)
+        weights = _check_weights([0.0] * n if log_weights is None else log_weights, n)
         self.register_buffer("log_weights", torch.tensor(weights, dtype=torch.float64))
 
     def forward(self, x: Tensor, cond: Any = None) -> Tensor:
@@ -565,14 +565,14 @@ def common_domain(energies: Sequence[Energy]) -> Domain:
     return domain
 
 
-def _checked_weights(weights: Sequence[float] | None, n: int) -> tuple[float, ...]:
-    found = (1.0,) * n if weights is None else tuple(float(w) for w in weights)
-    if len(found) != n or not all(map(math.isfinite, found)):
+def _check_weights(weights: Sequence[float] | None, n: int) -> tuple[float, ...]:
+    values = (1.0,) * n if weights is None else tuple(float(w) for w in weights)
+    if len(values) != n or not all(map(math.isfinite, values)):
         raise ValueError(f"weights must be {n} finite numbers, one for each energy, not {weights}.")
-    return found
+    return values
 
 
-def _summed(values: list[Tensor]) -> Tensor:
+def _sum_of(values: list[Tensor]) -> Tensor:
     return functools.reduce(operator.add, values)
 
 

@@ -93,7 +93,7 @@ class PairwiseGraph:
         pairs = sp.csr_array((self.couplings, (i, j)), shape=(self.n_nodes, self.n_nodes))
         return self.offset + x @ self.fields + ((x @ pairs) * x).sum(1)
 
-    def flipped(self, units: np.ndarray) -> PairwiseGraph:
+    def with_flips(self, units: np.ndarray) -> PairwiseGraph:
         """The same distribution with x_i replaced by 1 - x_i where `units` (n,) is true."""
         s, (i, j), J = units.astype(float), self.edges, self.couplings
         sign = 1 - 2 * s

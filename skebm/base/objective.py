@@ -116,14 +116,16 @@ class Objective(nn.Module, abc.ABC):
 
         It is called under ``no_grad``.
         """
-        trained = self.cleared()
+        trained = self.clear_gradients()
         with torch.enable_grad():
             loss = self(batch, state, generator)
             loss.value.backward()
         fill_missing(trained)
         return loss
 
-    def drawn_gradients(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
+    def gradients_with_random_layers(
+        self, batch: Batch, state: Any, generator: torch.Generator
+    ) -> Loss:
         """:meth:`gradients`, with layers that draw from the generator too."""
         if not self.draws:
             return self.gradients(batch, state, generator)
@@ -149,7 +151,7 @@ class Objective(nn.Module, abc.ABC):
         """
         return None
 
-    def cleared(self) -> list[nn.Parameter]:
+    def clear_gradients(self) -> list[nn.Parameter]:
         """Trainable parameters, their gradients set to None."""
         trained = [p for p in self.parameters() if p.requires_grad]
         for p in trained:
@@ -168,7 +170,7 @@ class Objective(nn.Module, abc.ABC):
         """Energies of training rows; the size of a step is judged by how much they change."""
         return self.energy(x)
 
-    def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
+    def validation_loss(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
         """Mean loss of held-out rows: lower is better, comparable between epochs.
 
         The engine seeds the generator identically at every call; otherwise early stopping would
@@ -180,7 +182,7 @@ class Objective(nn.Module, abc.ABC):
         """A state that later batches do not change: a copy of what they write in place, if any."""
         return state
 
-    def rolled_back(
+    def state_after_roll_back(
         self, state: Any, batch: Batch, generator: torch.Generator, tries: int = 1
     ) -> Any:
         """State to continue from after a roll-back to `state`.
@@ -189,12 +191,12 @@ class Objective(nn.Module, abc.ABC):
         """
         return state
 
-    def joined(self, state: Any, draws: Tensor, generator: torch.Generator) -> Any:
+    def state_with_draws(self, state: Any, draws: Tensor, generator: torch.Generator) -> Any:
         """State whose chains continue from draws of the model; by default unchanged."""
         return state
 
     @property
-    def undivided(self) -> str | None:
+    def why_undivided(self) -> str | None:
         """Why the rows of a batch cannot be divided among processes; None where they can."""
         return None
 
@@ -220,7 +222,7 @@ class Objective(nn.Module, abc.ABC):
         """The inverse of :meth:`pack`."""
         return None
 
-    def diverged(
+    def divergence_reason(
         self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
     ) -> str | None:
         """Why training has diverged, judged by the monitor's values on `n_rows` rows; or None.

@@ -387,14 +387,16 @@ class Sampler(BaseEstimator, abc.ABC):
         else:
             state = self.init(energy, x if clamp is None else clamp.apply(x))
         for k in range(n_warmup):
-            state, _ = self._numbered_step(energy, state, generator, betas[0], clamp, k - n_warmup)
+            state, _ = self._step_with_number(
+                energy, state, generator, betas[0], clamp, k - n_warmup
+            )
         state = self.freeze(state)
         for k in range(n_steps):
             b = betas[k if len(betas) > 1 else 0]
-            state, info = self._numbered_step(energy, state, generator, b, clamp, k)
+            state, info = self._step_with_number(energy, state, generator, b, clamp, k)
             yield state, info
 
-    def _numbered_step(
+    def _step_with_number(
         self,
         energy: Energy,
         state: ChainState,

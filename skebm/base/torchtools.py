@@ -37,14 +37,14 @@ def softplus(x: Tensor) -> Tensor:
 GROUP = 100
 
 
-def enlarged(x: Tensor, right: int, down: int) -> Tensor:
+def zero_pad(x: Tensor, right: int, down: int) -> Tensor:
     """A matrix (m, n) padded with zeros to shape (m + down, n + right); m or n may be 0.
 
     ``torch.nn.functional.pad`` of torch 2.6 refuses some matrices without entries.
     """
-    found = x.new_zeros(x.shape[0] + down, x.shape[1] + right)
-    found[: x.shape[0], : x.shape[1]] = x
-    return found
+    padded = x.new_zeros(x.shape[0] + down, x.shape[1] + right)
+    padded[: x.shape[0], : x.shape[1]] = x
+    return padded
 
 
 def softplus_sum(x: Tensor) -> Tensor:
@@ -76,10 +76,10 @@ def memory_of(device: torch.device) -> float:
         return float(torch.cuda.get_device_properties(device).total_memory)
     if device.type != "cpu":
         return math.inf
-    found = [*_process_limits(), *_container_limits()]
+    limits = [*_process_limits(), *_container_limits()]
     if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
-        found.append(float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE"))
-    return min(found, default=math.inf)
+        limits.append(float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE"))
+    return min(limits, default=math.inf)
 
 
 def _process_limits() -> list[float]:
@@ -94,7 +94,7 @@ def _process_limits() -> list[float]:
 
 def _container_limits(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> list[float]:
     """Limits of the cgroups that this process is in, of both versions, and of those above them."""
-    found = []
+    limits = []
     for line in (_read_text(proc) or "0::/").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -108,8 +108,8 @@ def _container_limits(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgro
         for folder in {top, *(top / one for one in (own, *own.parents))}:
             value = _read_text(folder / name).strip()
             if value.isdecimal():  # "max" is none
-                found.append(float(value))
-    return found
+                limits.append(float(value))
+    return limits
 
 
 def _read_text(path: str | Path) -> str:

@@ -78,14 +78,14 @@ class ConditionalEnergy(Energy):
         c, x = self.split(x) if cond is None else (cond, x)
         return self.given(c)(x)
 
-    def trained(self, x: Tensor) -> Tensor:
+    def parametric_energy(self, x: Tensor) -> Tensor:
         """f of rows (c, x), (n,)."""
         value: Tensor = self.network(x)
         return value
 
     def correction(self, x: Tensor) -> Tensor:
         """E + log q of rows (c, x), (n,): f."""
-        return self.trained(x)
+        return self.parametric_energy(x)
 
     def with_base(self, base: RegressionMixture) -> ConditionalEnergy:
         """The same network with another base."""
@@ -145,11 +145,11 @@ class RowwiseEnergy:
 
     def __call__(self, x: Tensor, cond: Any = None) -> Tensor:
         """E(x given c), (m n,)."""
-        return self.trained(x) - self.base.log_prob(x)
+        return self.parametric_energy(x) - self.base.log_prob(x)
 
-    def trained(self, x: Tensor) -> Tensor:
+    def parametric_energy(self, x: Tensor) -> Tensor:
         """f(c, x), (m n,)."""
-        return self.energy.trained(self.rows(x))
+        return self.energy.parametric_energy(self.rows(x))
 
     def parametric_energy_and_grad(self, x: Tensor) -> ValueAndInputGrad:
         """f(c, x), (m n,), and its gradient with respect to x, (m n, dx).

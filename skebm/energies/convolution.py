@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
-from skebm.base.processes import seeded
+from skebm.base.processes import seed_modules
 from skebm.base.sampler import whole_number
 from skebm.energies.networks import (
     ACTIVATIONS,
@@ -87,7 +87,7 @@ class Conv(BaseEstimator):
         n_scales = _check_n_scales(self.n_scales, spec.shape)
         activation = activation_of(self.activation)
         built: ConvNetwork | MultiScaleNetwork
-        with seeded(spec.generator):
+        with seed_modules(spec.generator):
             scales = [
                 ConvNetwork(one, channels, activation, self.spectral_norm)
                 for one in (_downsample(spec, 2**s) for s in range(n_scales))

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 from skebm.base.energy import DirectionalDerivatives, ValueAndInputGrad
-from skebm.base.processes import seeded
+from skebm.base.processes import seed_modules
 from skebm.base.sampler import whole_number, whole_numbers
 from skebm.base.torchtools import check_memory, softplus
 from skebm.energies.neural import Spec
@@ -216,7 +216,7 @@ class MLP(BaseEstimator):
         n_weights = sum(a * b for a, b in zip(widths, widths[1:], strict=False))
         check_memory(f"hidden_sizes={sizes} of MLP", n_weights, spec.dtype, spec.generator.device)
         fourier = self._fourier_features(spec)
-        with seeded(spec.generator):
+        with seed_modules(spec.generator):
             built = MLPNetwork(spec, sizes, activation, self.residual, self.spectral_norm, fourier)
         return built.to(spec.generator.device, spec.dtype)
 

@@ -22,7 +22,7 @@ from skebm.base.energy import (
     second_derivatives_of,
     value_and_input_grad_of,
 )
-from skebm.base.processes import seeded
+from skebm.base.processes import seed_modules
 from skebm.distributions import Distribution, Gaussian, KernelDensity
 from skebm.energies.whitening import LowRankWhitening, Whitening
 
@@ -114,7 +114,7 @@ def build_network(network: Any, spec: Spec) -> nn.Module:
 def _call_factory(make: Callable[[Spec], Any], spec: Spec) -> Any:
     """What a factory makes; `TypeError` where it is a class that does not take a `Spec`."""
     try:
-        with seeded(spec.generator):
+        with seed_modules(spec.generator):
             return make(spec)
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
         if not isinstance(make, type):
@@ -165,7 +165,7 @@ class Parametrized:
         self.module = pickle.loads(state["pickled"])
 
 
-def stored_network(network: Any) -> Any:
+def network_to_state(network: Any) -> Any:
     """The network in a form that can be pickled: itself, or :class:`Parametrized`."""
     if not isinstance(network, nn.Module):
         return network
@@ -174,8 +174,8 @@ def stored_network(network: Any) -> Any:
     return network
 
 
-def given_network(stored: Any) -> Any:
-    """Undo :func:`stored_network`."""
+def network_from_state(stored: Any) -> Any:
+    """Undo :func:`network_to_state`."""
     return stored.module if isinstance(stored, Parametrized) else stored
 
 
@@ -322,13 +322,13 @@ class NeuralEnergy(Energy):
         value = self.network(self.as_input(x * shrink), log_sigma) / sigma
         return value if self.noisy_base is None else value - self.noisy_base(x, sigma).value
 
-    def trained(self, x: Tensor) -> Tensor:
+    def parametric_energy(self, x: Tensor) -> Tensor:
         """The part that depends on the weights: f(x), (n,), or E(x) with noise levels."""
         return self(x) if self.noise_levels is not None else self.network(self.as_input(x))
 
     def correction(self, x: Tensor) -> Tensor:
         """E(x) + log q(x), (n,): f(x) without noise levels."""
-        return self.trained(x) if self.noise_levels is None else super().correction(x)
+        return self.parametric_energy(x) if self.noise_levels is None else super().correction(x)
 
     def corrects(self, base: Any) -> bool:
         """Whether `base` is this energy's, and f a function of the row alone."""

@@ -219,7 +219,7 @@ GROUPS = {
 }
 
 
-def shared_docs(cls: Class) -> Class:
+def insert_shared_docs(cls: Class) -> Class:
     """Insert the shared entries into the docstring of a class."""
     doc = inspect.cleandoc(cls.__doc__ or "")
     cls.__doc__ = re.sub(r"^<<(.+)>>$", _descriptions, doc, flags=re.MULTILINE)

@@ -38,12 +38,12 @@ from skebm._validation import (
     check_is_fitted,
     check_random_state,
     check_weight,
+    distinct_pairs,
     draw_seed,
     fit_context,
-    merged_copies,
+    mask_as_missing,
     names_compared,
     resolve_device,
-    unmasked,
     validate_data,
     warn,
     warn_of_booleans,
@@ -51,11 +51,11 @@ from skebm._validation import (
 from skebm.base import LogPartition, Objective, PartitionEstimator, Sampler, torchtools
 from skebm.base import Real as Numbers
 from skebm.base.energy import check_temperature
-from skebm.base.processes import collected, lock_of
+from skebm.base.processes import collect_warnings, lock_of
 from skebm.base.processes.modes import TorchModes
 from skebm.base.sampler import whole_number
-from skebm.energies.neural import given_network, stored_network
-from skebm.estimators.storage import installed_version, pack, unpack
+from skebm.energies.neural import network_from_state, network_to_state
+from skebm.estimators.storage import pack, package_version, unpack
 from skebm.estimators.tables.columns import Coding
 from skebm.estimators.tables.gross import gross_rows_of
 from skebm.estimators.tables.table import Table
@@ -66,16 +66,16 @@ from skebm.partition.choice import in_a_line
 from skebm.partition.given import ConditionalAIS
 from skebm.training import DivergenceError, EarlyStopping
 from skebm.training.distributed import (
-    attended,
     check_same_estimator,
     check_same_input,
-    divided,
+    collective,
+    map_over_ranks,
 )
 from skebm.training.mapped import MappedArray, as_mapped, is_large
 from skebm.training.plan import TrainingPlan, check_net_params, stopping_of
 from skebm.training.rows import Rows
 from skebm.training.selection import LogRatioOf, is_kept, warn_of_base
-from skebm.training.streams import SourceMixin, Spool, is_stream, spooled
+from skebm.training.streams import SourceMixin, Spool, is_stream, spool
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
@@ -148,7 +148,7 @@ class Blueprint(abc.ABC):
         """Rows with their missing entries drawn anew; by default rows are complete."""
         return x
 
-    def completed(self, rows: Rows, generator: torch.Generator) -> Rows:
+    def complete_copies(self, rows: Rows, generator: torch.Generator) -> Rows:
         """Held-out rows, or copies that complete missing entries; by default rows are complete."""
         return rows
 
@@ -168,7 +168,7 @@ class Blueprint(abc.ABC):
         """Warn if the training history indicates a bad fit; by default nothing."""
         return
 
-    def finalised(self, net: EnergyNet, rows: Rows) -> Self:
+    def after_training(self, net: EnergyNet, rows: Rows) -> Self:
         """The blueprint with what is known only after training; by default unchanged."""
         return self
 
@@ -191,16 +191,16 @@ class GuardedBlueprint(Blueprint):
 
     # What is the base then, in a warning; and whether it is the base, too, where no rows judge.
     of_what: ClassVar[str] = "The model"
-    needs_judges: ClassVar[bool] = False
+    needs_validation_rows: ClassVar[bool] = False
 
-    def finalised(self, net: EnergyNet, rows: Rows) -> Self:
+    def after_training(self, net: EnergyNet, rows: Rows) -> Self:
         """The settings of the trained model, or of its base where held-out rows gain too little.
 
         Training that goes on from an earlier fit keeps what it has, and so does that of a stream.
         """
         validated = net.streaming or net.validation is not None
         unjudged = (net.held_out_ is None and not validated) or not len(net.history)
-        if unjudged and self.needs_judges:
+        if unjudged and self.needs_validation_rows:
             return self.base_alone(net, rows)
         found = net.guard_.final_gain
         if validated or net.n_before_ or net.held_out_ is None or found is None:
@@ -208,7 +208,7 @@ class GuardedBlueprint(Blueprint):
         more = self.gain_of_all_rows(rows)
         if is_kept(found, more):
             return self
-        if not self.said_enough(net, rows):
+        if not self.has_warned_of_gain(net, rows):
             warn_of_base(found, more, self.of_what)
         return self.base_alone(net, rows)
 
@@ -220,7 +220,7 @@ class GuardedBlueprint(Blueprint):
         """Nats of a new row that a base gains if it is fitted to the rows that guard as well."""
         return 0.0
 
-    def said_enough(self, net: EnergyNet, rows: Rows) -> bool:
+    def has_warned_of_gain(self, net: EnergyNet, rows: Rows) -> bool:
         """Whether warnings of the training say already that held-out rows gained little."""
         return bool(net.note_)
 
@@ -356,7 +356,7 @@ def set_by_name(
     set_params(**nested)
 
 
-def asked_for(estimator: BaseEstimator) -> dict[str, Any]:
+def non_default_parameters(estimator: BaseEstimator) -> dict[str, Any]:
     """Parameters of an estimator that are not the defaults of its constructor.
 
     Those of an `objective` that is an object are among them, as ``objective__<name>``.
@@ -368,7 +368,7 @@ def asked_for(estimator: BaseEstimator) -> dict[str, Any]:
         if not _is_default(value, known[name].default)
     }
     if isinstance(found.get("objective"), BaseEstimator):
-        inner = asked_for(found["objective"])
+        inner = non_default_parameters(found["objective"])
         found |= {f"objective__{name}": value for name, value in inner.items()}
     return found
 
@@ -384,7 +384,7 @@ def warn_without_effect(reasons: dict[str, str]) -> None:
         warn(f"Without effect on this fit: {found}.", UserWarning)
 
 
-def held_out_fraction(early_stopping: Any) -> float | None:
+def fraction_of_early_stopping(early_stopping: Any) -> float | None:
     """Fraction of the rows that early stopping holds out; None for none."""
     return stopping_of(early_stopping).validation_fraction if early_stopping else None
 
@@ -412,7 +412,7 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
     # ---------------------------------------------------------------- hooks
 
     @abc.abstractmethod
-    def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
+    def _check_array_options(self, *, reset: bool) -> dict[str, Any]:
         """Arguments of ``validate_data``: whether X may be sparse, or have more dimensions."""
 
     @abc.abstractmethod
@@ -428,7 +428,7 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
     # ---------------------------------------------------------------- parameters
 
     def __sklearn_tags__(self) -> Any:
-        tags, accepted = super().__sklearn_tags__(), self._accepted_input(reset=True)
+        tags, accepted = super().__sklearn_tags__(), self._check_array_options(reset=True)
         tags.input_tags.sparse = bool(accepted.get("accept_sparse"))
         tags.input_tags.allow_nan = accepted.get("ensure_all_finite") == "allow-nan"
         return tags
@@ -461,7 +461,7 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
 
     # ---------------------------------------------------------------- fitting
 
-    @attended
+    @collective
     def _fit(
         self,
         X: Any,
@@ -481,7 +481,7 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
         given, X = X, self._validate(X, reset=not go_on, min_samples=1 if streaming else 2)
         weight = check_weight(sample_weight, X)
         y = None if encode is None else encode(X, go_on)
-        check_same_input(X, weight, y, named_of(self))
+        check_same_input(X, weight, y, names_of_data(self))
         X, y, weight, left_out = self._without_gross_rows(*_of_positive_weight(X, y, weight))
         device = self._available_device() if go_on else resolve_device(self.device)
         if go_on:
@@ -490,7 +490,7 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
             self._first_parameters = first_parameters(self)
         merged = (X, y, weight)
         if not streaming and isinstance(X, np.ndarray):
-            merged = merged_copies(X, y, weight)
+            merged = distinct_pairs(X, y, weight)
         table = self._blueprint.table if go_on else self._learn_table(merged[0], merged[2])
         if table.copies_are_one:
             X, y, weight = merged
@@ -501,7 +501,7 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
         rows.left_out = left_out
         table.prepare(rows)
         if not go_on:
-            self.random_state_ = self._shared_random()
+            self.random_state_ = self._common_random()
         net, train = (self.net_, rows) if go_on else (None, rows)
         if net is None or not (streaming and net.streaming and net.fits(rows)):
             net, train = self._start(rows, table, net, streaming=streaming)
@@ -516,7 +516,7 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
             net.raise_interrupt("partial_fit was interrupted; the model is as it was before.")
         net.report()
         self._finalise(rows)
-        self._blueprint = self._blueprint.finalised(net, rows)
+        self._blueprint = self._blueprint.after_training(net, rows)
         return rows
 
     def _without_gross_rows(
@@ -550,12 +550,12 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
         seed = draw_seed(self.random_state_) if before is None else before.seed_
         generator = torch.Generator(rows.device).manual_seed(seed)
         train, validation = rows, None
-        fraction = None if streaming else held_out_fraction(self.early_stopping)
+        fraction = None if streaming else fraction_of_early_stopping(self.early_stopping)
         if fraction is not None:
             train, validation = _hold_out(rows, fraction, generator)
         # What is fitted before training, or chosen, is by a sample of the rows of a file.
-        blueprint = self._design(train.sampled(seed), table, before, streaming=streaming)
-        warn_without_effect(blueprint.without_effect(asked_for(self)))
+        blueprint = self._design(train.subsample(seed), table, before, streaming=streaming)
+        warn_without_effect(blueprint.without_effect(non_default_parameters(self)))
         net = blueprint.plan.net(
             blueprint.objective(generator),
             generator,
@@ -588,17 +588,17 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
 
     def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
         kwargs |= {"reset": reset, "ensure_min_samples": min_samples}
-        kwargs |= {"dtype": [np.float64, np.float32]} | self._accepted_input(reset=reset)
-        stream = spooled(X) if is_stream(X) else X
+        kwargs |= {"dtype": [np.float64, np.float32]} | self._check_array_options(reset=reset)
+        stream = spool(X) if is_stream(X) else X
         if isinstance(stream, Spool):
             with names_compared():
-                found = self._checked(stream.table, kwargs)
+                found = self._check_array(stream.table, kwargs)
             if stream.header is not None:
                 check_columns(self, stream.header, reset=reset)
             return found
-        return self._checked(X, kwargs)
+        return self._check_array(X, kwargs)
 
-    def _checked(self, X: Any, kwargs: dict[str, Any]) -> Any:
+    def _check_array(self, X: Any, kwargs: dict[str, Any]) -> Any:
         """X as scikit-learn checks it; of a large memory map a few rows, and all for nan."""
         if not (self._reads_files and is_large(X)):
             return validate_data(self, X, **kwargs)
@@ -632,19 +632,19 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
         return self._over_blocks(X, lambda block: function(self._rows(block)))
 
     @property
-    def _trained(self) -> Any:
+    def _energy_of_net(self) -> Any:
         """The energy that was trained, of which the blueprint makes that of the model."""
         return self.net_.module_.energy.eval()
 
     @property
     def energy_(self) -> Any:
         """The trained energy as a torch module in ``eval`` mode, in its own units."""
-        return self._blueprint.energy(self._trained)
+        return self._blueprint.energy(self._energy_of_net)
 
-    def _read_only(self, name: str) -> np.ndarray:
+    def _parameter_array(self, name: str) -> np.ndarray:
         """A parameter of the trained energy as a read-only array."""
         check_is_fitted(self)
-        value: np.ndarray = getattr(self._trained, name).detach().cpu().numpy()
+        value: np.ndarray = getattr(self._energy_of_net, name).detach().cpu().numpy()
         value.flags.writeable = False
         return value
 
@@ -668,25 +668,24 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__().copy()
         if "network" in state:
-            state["network"] = stored_network(state["network"])
+            state["network"] = network_to_state(state["network"])
         if "net_" in state:
             # NumPy arrays instead of live torch objects: portable between devices and to skops.
             state["net_"] = pack(state["net_"])
-            state["_skebm_version"] = installed_version()
+            state["_skebm_version"] = package_version()
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         packed = state.pop("net_", None)
         stored = state.pop("_skebm_version", None)
         if "network" in state:
-            state["network"] = given_network(state["network"])
+            state["network"] = network_from_state(state["network"])
         super().__setstate__(state)
         if packed is None:
             return
-        if stored != installed_version():
+        if stored != package_version():
             warn(
-                f"This model was stored by skebm {stored}; skebm {installed_version()} is "
-                "installed.",
+                f"This model was stored by skebm {stored}; skebm {package_version()} is installed.",
                 UserWarning,
             )
         generator = torch.Generator(self._available_device())
@@ -739,7 +738,7 @@ def validate_coded(
     columns, which become `_coding` of the estimator. Arrays of numbers have no categories unless
     columns are listed.
     """
-    X = unmasked(X)
+    X = mask_as_missing(X)
     if isinstance(X, Spool) or is_stream(X) or is_large(X):  # which hold numbers only
         if reset:
             estimator._coding = None
@@ -754,7 +753,7 @@ def validate_coded(
         return plain(X, reset=reset, min_samples=min_samples, **kwargs)
     check_columns(estimator, X, reset=reset)
     found = coding.encode(X, min_samples, type(estimator).__name__)
-    accepted = estimator._accepted_input(reset=reset) | kwargs
+    accepted = estimator._check_array_options(reset=reset) | kwargs
     if accepted.get("ensure_all_finite") != "allow-nan" and np.isnan(found).any():
         name = coding.names[int(np.isnan(found).any(0).argmax())]
         raise ValueError(
@@ -764,7 +763,7 @@ def validate_coded(
     return found
 
 
-def named_of(estimator: BaseEBM) -> dict[str, Any]:
+def names_of_data(estimator: BaseEBM) -> dict[str, Any]:
     """Columns, classes and levels that an estimator knows by name, by what they are."""
     known, coding = vars(estimator), vars(estimator).get("_coding")
     levels = None if coding is None else {j: list(levels) for j, levels in coding.levels.items()}
@@ -935,7 +934,9 @@ class PartitionMixin(OfModel):
         with lock_of(log_z):
             if log_z.found is None:
                 auto = self.partition == "auto"
-                log_z.found = self._chosen_estimate() if auto else self._estimate(self.partition_)
+                log_z.found = (
+                    self._estimate_by_choice() if auto else self._estimate(self.partition_)
+                )
                 if math.isnan(log_z.found.value):
                     why = log_z.found.reason
                     warn(
@@ -944,11 +945,11 @@ class PartitionMixin(OfModel):
                     )
             return log_z.found
 
-    def _chosen_estimate(self) -> LogPartition:
+    def _estimate_by_choice(self) -> LogPartition:
         """The estimate of the chosen method, or of another one where its weights are uneven."""
         choice = self._choose_partition()
         if isinstance(choice.method, ImportanceSampling):
-            with collected() as caught:
+            with collect_warnings() as caught:
                 found = self._estimate(self.partition_)
             if not caught:
                 return found
@@ -1083,7 +1084,7 @@ class DetectionMixin(OutlierMixin, DensityMixin, OfModel):
         self._set_threshold(self._fit(X, sample_weight, streaming=True))
         return self
 
-    def _kept_share(self, rows: Rows) -> float:
+    def _share_of_kept(self, rows: Rows) -> float:
         """Fraction of `rows`, those a fit kept, that `predict` classifies as outliers."""
         return rows.share_of_kept(0.1 if self.contamination == "auto" else self.contamination)
 
@@ -1104,11 +1105,11 @@ class DetectionMixin(OutlierMixin, DensityMixin, OfModel):
 class BaseDensity(DetectionMixin, PartitionMixin, BaseEBM, abc.ABC):
     """Base class of densities whose rows share one log Z."""
 
-    @attended
+    @collective
     def _set_threshold(self, rows: Rows) -> None:
-        energies = divided(rows, self._energies)
+        energies = map_over_ranks(rows, self._energies)
         weight = None if rows.is_mapped and rows.weight is None else rows.counts.cpu().numpy()
-        self.threshold_ = upper_quantile(energies, self._kept_share(rows), weight)
+        self.threshold_ = upper_quantile(energies, self._share_of_kept(rows), weight)
 
     def score(self, X: Any, y: Any = None) -> float:
         """Mean log-likelihood of the rows in nats, with the largest credible log Z.

@@ -14,10 +14,10 @@ from skebm._validation import as_numbers, check_labels, fit_context, warn
 from skebm.estimators.base import BaseEBM, PartitionMixin, atomic, raises_interrupt
 from skebm.objectives.joint import UNKNOWN
 from skebm.training.rows import Rows
-from skebm.training.streams import labelled
+from skebm.training.streams import table_and_labels
 
 
-def encoded(estimator: BaseEBM, X: Any, y: Any, on: bool, classes: Any = None) -> np.ndarray:
+def class_indices(estimator: BaseEBM, X: Any, y: Any, on: bool, classes: Any = None) -> np.ndarray:
     """Indices of the labels among the classes, -1 for unlabelled rows; sets `classes_`.
 
     Parameters
@@ -187,8 +187,10 @@ class ProbabilisticClassifierMixin(ClassifierMixin, PartitionMixin):
         -------
         self : object
         """
-        X, y = labelled(X, y)
-        self._fit(X, sample_weight, streaming=False, encode=lambda X, on: encoded(self, X, y, on))
+        X, y = table_and_labels(X, y)
+        self._fit(
+            X, sample_weight, streaming=False, encode=lambda X, on: class_indices(self, X, y, on)
+        )
         return self
 
     @atomic
@@ -213,12 +215,12 @@ class ProbabilisticClassifierMixin(ClassifierMixin, PartitionMixin):
         -------
         self : object
         """
-        X, y = labelled(X, y)
+        X, y = table_and_labels(X, y)
         self._fit(
             X,
             sample_weight,
             streaming=True,
-            encode=lambda X, on: encoded(self, X, y, on, classes),
+            encode=lambda X, on: class_indices(self, X, y, on, classes),
         )
         return self
 

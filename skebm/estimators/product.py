@@ -50,7 +50,7 @@ from skebm.estimators.base import atomic
 from skebm.estimators.tables.gross import without_gross_rows
 from skebm.estimators.tractable import (
     TractableDensity,
-    accepted_or_resampled,
+    draw_by_rejection,
     resample_proposals,
     tempered,
 )
@@ -91,12 +91,12 @@ class Fits:
         self.bar.close()
 
     def results(self, fits: list[tuple[Any, ...]]) -> list[Any]:
-        """Results of ``(name, expert, ...)``, the arguments of :func:`fitted`."""
+        """Results of ``(name, expert, ...)``, the arguments of :func:`fit_expert`."""
 
         def calls() -> Iterator[tuple[Any, ...]]:
             for name, *args in fits:
                 self.bar.set_description(f"ProductOfDensities: {name}")
-                yield (fitted, *args)
+                yield (fit_expert, *args)
 
         found = []
         pairs = Workers(self.n_jobs, self.bar).results(calls())
@@ -112,7 +112,7 @@ class Fits:
         self.bar.set_postfix_str(", ".join(f"{name} {w:.2f} ({s:.1f} s)" for (name, s), w in pairs))
 
 
-def fitted(
+def fit_expert(
     expert: Any,
     X: np.ndarray,
     weight: np.ndarray | None = None,
@@ -276,17 +276,17 @@ class ProductOfDensities(SourceMixin, DensityMixin, Composition, BaseEstimator):
         if header is not None:
             check_columns(self, header, reset=True)
         sample_weight = check_weight(sample_weight, X)
-        experts = self._named_experts()
+        experts = self._list_of_experts()
         if sample_weight is not None:
             self._check_take_weights(experts)
             X, sample_weight = X[sample_weight > 0], sample_weight[sample_weight > 0]
         X, sample_weight = without_gross_rows(self, X, sample_weight)
-        random = self._shared_random()
+        random = self._common_random()
         balances = self._balances(len(distinct_numbers_of(X)[0]), len(experts))
         names = [name for name, _ in experts]
         # All that is random is drawn here: results do not depend on who computes them.
         asked: list[tuple[Any, ...]] = [
-            (name, self._unfitted(expert, random), X, sample_weight) for name, expert in experts
+            (name, self._clone_of(expert, random), X, sample_weight) for name, expert in experts
         ]
         some, w = X, sample_weight
         folds: list[tuple[np.ndarray, np.ndarray]] = []
@@ -294,14 +294,14 @@ class ProductOfDensities(SourceMixin, DensityMixin, Composition, BaseEstimator):
             some, w, folds = self._folds(X, sample_weight, random)
         for fold in folds:
             asked += [
-                (name, self._unfitted(expert, random), some, w, *fold) for name, expert in experts
+                (name, self._clone_of(expert, random), some, w, *fold) for name, expert in experts
             ]
         with Fits(names, 1 + len(folds), self.n_jobs, self.verbose) as fits:
             found = fits.results(asked)
             if balances:
-                self.weights_ = _balanced_weights(found[len(names) :], folds, w)
+                self.weights_ = _weights_by_spread(found[len(names) :], folds, w)
             else:
-                self.weights_ = self._given_weights(len(experts))
+                self.weights_ = self._weights_of_parameters(len(experts))
             fits.show_weights(self.weights_)
         self.experts_ = Bunch(**dict(zip(names, found, strict=False)))
         # Estimated on first need; scoring leaves the attributes of the estimator alone.
@@ -319,7 +319,7 @@ class ProductOfDensities(SourceMixin, DensityMixin, Composition, BaseEstimator):
         if "experts_" in state:
             self.experts_ = Bunch(**state["experts_"])
 
-    def _named_experts(self) -> list[tuple[str, Any]]:
+    def _list_of_experts(self) -> list[tuple[str, Any]]:
         """The experts; raises for lists that are none, and for estimators without a density."""
         if self.estimators is None:
             return default_experts()
@@ -347,7 +347,7 @@ class ProductOfDensities(SourceMixin, DensityMixin, Composition, BaseEstimator):
                     "sample_weight: pass one that does, such as TractableDensity, or repeat rows."
                 )
 
-    def _unfitted(self, expert: Any, random: np.random.RandomState) -> Any:
+    def _clone_of(self, expert: Any, random: np.random.RandomState) -> Any:
         """A clone of the expert with a seed, to be fitted; a frozen one as it is."""
         if isinstance(expert, FrozenEstimator):
             check_is_fitted(expert)
@@ -361,7 +361,7 @@ class ProductOfDensities(SourceMixin, DensityMixin, Composition, BaseEstimator):
         """Whether weights are computed from held-out rows."""
         return isinstance(self.weights, str) and n_samples >= FEWEST_ROWS and n_experts > 1
 
-    def _given_weights(self, n: int) -> np.ndarray:
+    def _weights_of_parameters(self, n: int) -> np.ndarray:
         """The weights of `n` experts that are parameters, or equal ones."""
         if isinstance(self.weights, str):
             return np.full(n, 1 / n)
@@ -411,7 +411,7 @@ class ProductOfDensities(SourceMixin, DensityMixin, Composition, BaseEstimator):
         log_q = self._log_densities(x)[:, used]
         return x, log_q @ self.weights_[used] - logsumexp(log_q + np.log(share[used]), axis=1)
 
-    def _tempered_proposals(self, temperature: float) -> tuple[Propose, float]:
+    def _proposals_at_temperature(self, temperature: float) -> tuple[Propose, float]:
         """Proposals of the power 1 / T from a mixture of experts at T, and a log bound, or inf.
 
         For weights that sum to one the mixture is above the power: a weighted geometric mean of
@@ -448,11 +448,11 @@ class ProductOfDensities(SourceMixin, DensityMixin, Composition, BaseEstimator):
             if log_z["found"] is None:
                 random = np.random.RandomState(log_z["seed"])
                 _, log_ratio = self._proposals(int(self.n_draws), random)
-                log_z["found"] = self._summarised(log_ratio)
+                log_z["found"] = self._estimate_of_weights(log_ratio)
         found: LogPartition = log_z["found"]
         return found
 
-    def _summarised(self, log_ratio: np.ndarray) -> LogPartition:
+    def _estimate_of_weights(self, log_ratio: np.ndarray) -> LogPartition:
         """log Z of the energy, from the log importance weights of draws of the mixture."""
         n, experts = len(log_ratio), self.experts_.values()
         # The energy leaves out the normalisers of experts that are energies themselves.
@@ -496,7 +496,7 @@ class ProductOfDensities(SourceMixin, DensityMixin, Composition, BaseEstimator):
 
     # ---------------------------------------------------------------- fitted models
 
-    def _checked(self, X: Any) -> np.ndarray:
+    def _check_rows(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         found: np.ndarray = validate_data(self, X, dtype=np.float64, reset=False)
         return found
@@ -515,7 +515,7 @@ class ProductOfDensities(SourceMixin, DensityMixin, Composition, BaseEstimator):
         return self._over_blocks(X, self._energies)
 
     def _energies(self, X: Any) -> np.ndarray:
-        X = self._checked(X)
+        X = self._check_rows(X)
         pairs = zip(self.weights_, self.experts_.values(), strict=True)
         parts = [w * relative_log_density(expert, X) for w, expert in pairs if w]
         return -np.asarray(sum(parts))
@@ -560,7 +560,7 @@ class ProductOfDensities(SourceMixin, DensityMixin, Composition, BaseEstimator):
         -------
         ndarray of shape (n_samples, n_features)
         """
-        X = self._checked(X)
+        X = self._check_rows(X)
         pairs = zip(self.weights_, self.experts_.values(), strict=True)
         return np.asarray(sum(w * score_function(expert, X) for w, expert in pairs if w))
 
@@ -601,20 +601,20 @@ class ProductOfDensities(SourceMixin, DensityMixin, Composition, BaseEstimator):
         why = "have weights that do not sum to one"
         propose: Any = self._proposals
         if temperature != 1:
-            propose, log_bound = self._tempered_proposals(temperature)
+            propose, log_bound = self._proposals_at_temperature(temperature)
             if self._is_pool:
                 why = f"have no bound at temperature {temperature}"
         if math.isinf(log_bound):
             return resample_proposals(lambda n: propose(n, random), n_samples, random, why)
 
-        def bounded(n: int) -> tuple[np.ndarray, np.ndarray]:
+        def propose_below_bound(n: int) -> tuple[np.ndarray, np.ndarray]:
             x, log_ratio = propose(n, random)
             return x, log_ratio - log_bound
 
-        return accepted_or_resampled(bounded, n_samples, random)
+        return draw_by_rejection(propose_below_bound, n_samples, random)
 
 
-def _balanced_weights(
+def _weights_by_spread(
     found: list[np.ndarray],
     folds: list[tuple[np.ndarray, np.ndarray]],
     sample_weight: np.ndarray | None,

@@ -43,7 +43,7 @@ from skebm.distributions import (
     SignedLog,
     Stack,
 )
-from skebm.estimators.base import asked_for, atomic, warn_without_effect
+from skebm.estimators.base import atomic, non_default_parameters, warn_without_effect
 from skebm.estimators.tables.gross import without_gross_rows
 from skebm.estimators.tables.units import extreme_factors
 from skebm.training.streams import SourceMixin
@@ -177,11 +177,11 @@ class TractableDensity(SourceMixin, DensityMixin, BaseEstimator):
         warn_without_effect(
             {
                 name: f'distribution="{self.distribution}" does not use it'
-                for name in asked_for(self)
+                for name in non_default_parameters(self)
                 if self.distribution not in USED_BY.get(name, (self.distribution,))
             }
         )
-        seed = draw_seed(self._shared_random())
+        seed = draw_seed(self._common_random())
         if weight is not None:
             X, weight = X[weight > 0], weight[weight > 0]
         X, weight = distinct_rows(X, weight)
@@ -190,15 +190,15 @@ class TractableDensity(SourceMixin, DensityMixin, BaseEstimator):
         generator = torch.Generator().manual_seed(seed)
         factor = extreme_factors(*column_ranges(X))
         if factor is None:
-            self.distribution_ = self._fitted(x, w.double(), generator)
+            self.distribution_ = self._fit_distribution(x, w.double(), generator)
             return self
         # Variances of such columns are no numbers: only the scale knows of their size.
         scale = torch.tensor(factor)
-        found = self._fitted(x * scale, w.double(), generator)
+        found = self._fit_distribution(x * scale, w.double(), generator)
         self.distribution_ = Affine(found, torch.zeros_like(scale), scale)
         return self
 
-    def _fitted(self, x: Tensor, w: Tensor, generator: torch.Generator) -> Distribution:
+    def _fit_distribution(self, x: Tensor, w: Tensor, generator: torch.Generator) -> Distribution:
         if self.distribution == "gaussian":
             return Gaussian.fit(x, w)
         if self.distribution == "stack":
@@ -223,7 +223,7 @@ class TractableDensity(SourceMixin, DensityMixin, BaseEstimator):
 
     # ---------------------------------------------------------------- fitted models
 
-    def _checked(self, X: Any) -> Tensor:
+    def _check_rows(self, X: Any) -> Tensor:
         check_is_fitted(self)
         return torch.tensor(validate_data(self, X, dtype=np.float64, reset=False))
 
@@ -245,7 +245,7 @@ class TractableDensity(SourceMixin, DensityMixin, BaseEstimator):
         -------
         ndarray of shape (n_samples,)
         """
-        return self._over_blocks(X, lambda X: self._by_blocks(self._checked(X), "log_prob"))
+        return self._over_blocks(X, lambda X: self._by_blocks(self._check_rows(X), "log_prob"))
 
     def score(self, X: Any, y: Any = None) -> float:
         """Mean log-likelihood of the rows in nats; exact.
@@ -273,7 +273,7 @@ class TractableDensity(SourceMixin, DensityMixin, BaseEstimator):
         -------
         ndarray of shape (n_samples, n_features)
         """
-        return self._by_blocks(self._checked(X), "score")
+        return self._by_blocks(self._check_rows(X), "score")
 
     def sample(
         self, n_samples: int = 1, random_state: Any = None, *, temperature: float = 1.0
@@ -319,7 +319,7 @@ class TractableDensity(SourceMixin, DensityMixin, BaseEstimator):
             return x, log_p - log_r - (log_bound if bounded else 0.0)
 
         if bounded:
-            return accepted_or_resampled(propose, int(n_samples), random)
+            return draw_by_rejection(propose, int(n_samples), random)
         why = f'have unbounded weights at temperature {temperature} with metric="log"'
         return resample_proposals(propose, int(n_samples), random, why)
 
@@ -338,7 +338,7 @@ def tempered(density: TractableDensity, temperature: float) -> tuple[TractableDe
 Propose = Callable[[int], tuple[np.ndarray, np.ndarray]]
 
 
-def accepted_or_resampled(
+def draw_by_rejection(
     propose: Propose, n_samples: int, random: np.random.RandomState
 ) -> np.ndarray:
     """Rows by rejection sampling, exact; resampled, with a warning, if too few are accepted.
@@ -362,7 +362,7 @@ def accepted_or_resampled(
         if sum(map(len, accepted)) >= n_samples:
             return np.concatenate(accepted)[:n_samples]
     x, log_ratio = np.concatenate(rows), np.concatenate(ratios)
-    return _weighted(x, log_ratio, n_samples, random, "are accepted seldom")
+    return _resample(x, log_ratio, n_samples, random, "are accepted seldom")
 
 
 def resample_proposals(
@@ -372,10 +372,10 @@ def resample_proposals(
     n_chunks = math.ceil(max(MOST_PROPOSALS * n_samples, CHUNK) / CHUNK)
     found = [propose(CHUNK) for _ in range(n_chunks)]
     x, log_ratio = (np.concatenate(part) for part in zip(*found, strict=True))
-    return _weighted(x, log_ratio, n_samples, random, why)
+    return _resample(x, log_ratio, n_samples, random, why)
 
 
-def _weighted(
+def _resample(
     x: np.ndarray, log_ratio: np.ndarray, n_samples: int, random: np.random.RandomState, why: str
 ) -> np.ndarray:
     share = np.exp(log_ratio - logsumexp(log_ratio))

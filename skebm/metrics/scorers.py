@@ -15,10 +15,10 @@ import numpy as np
 from skebm._densities import (
     check_normalised,
     hyvarinen,
+    input_of_last_step,
     last_step,
     log_density,
     pessimistic_log_likelihood,
-    transformed,
 )
 
 
@@ -193,4 +193,4 @@ def pseudo_log_likelihood_score(estimator: Any, X: Any, y: Any = None) -> float:
             f"{type(final).__name__} has no method pseudo_likelihood, which models of discrete "
             "rows have, such as RBMEstimator. Use log_likelihood_score for other models."
         )
-    return float(np.mean(final.pseudo_likelihood(transformed(before, X))))
+    return float(np.mean(final.pseudo_likelihood(input_of_last_step(before, X))))

@@ -62,8 +62,8 @@ class ClassLikelihood(ClassObjective):
     >>> from skebm.objectives import ClassLikelihood
     >>> from skebm.samplers import Gibbs, Persistent
     >>> generator = torch.Generator().manual_seed(0)
-    >>> machine = MixedRBM(IndependentBernoulli(torch.zeros(4)), 2, generator=generator)
-    >>> energy = ClassRBM(machine, 3, generator=generator, scale=0.0)
+    >>> rbm = MixedRBM(IndependentBernoulli(torch.zeros(4)), 2, generator=generator)
+    >>> energy = ClassRBM(rbm, 3, generator=generator, scale=0.0)
     >>> objective = ClassLikelihood(energy, Gibbs(), Persistent(n_chains=5))
     >>> batch = Batch(torch.eye(4), torch.tensor([0, 1, 2, -1]))
     >>> state = objective.start(batch, generator)
@@ -111,7 +111,7 @@ class ClassLikelihood(ClassObjective):
         if self.generative_weight:
             x, state = self.generative.phases(batch, state, generator)
             assert state.chain is not None
-            f = self.energy.trained(torch.cat([x, state.chain.x]))
+            f = self.energy.parametric_energy(torch.cat([x, state.chain.x]))
             contrast = self.generative.contrast(f, batch, state)
             value = value + self.generative_weight * contrast
         return Loss(value, state)
@@ -161,7 +161,7 @@ class ClassLikelihood(ClassObjective):
         return targets
 
     @torch.no_grad()
-    def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
+    def validation_loss(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
         """Cross-entropy of the labelled rows, exact, without the likelihood of rows."""
         return self.cross_entropy_of(self.logits(batch.x), batch)
 
@@ -170,12 +170,12 @@ class ClassLikelihood(ClassObjective):
     def snapshot(self, state: Any) -> Any:
         return super().snapshot(state) if self.generative_weight else state
 
-    def rolled_back(
+    def state_after_roll_back(
         self, state: Any, batch: Batch, generator: torch.Generator, tries: int = 1
     ) -> Any:
         if not self.generative_weight:
             return state
-        return super().rolled_back(state, batch, generator, tries)
+        return super().state_after_roll_back(state, batch, generator, tries)
 
     def over_ranks(self, state: Any, rows: Any, mean: Any) -> Any:
         return super().over_ranks(state, rows, mean) if self.generative_weight else state

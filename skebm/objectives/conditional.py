@@ -142,7 +142,7 @@ class ConditionalDivergence(Objective):
         }
 
     @torch.no_grad()
-    def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
+    def validation_loss(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
         """Minus the mean log-likelihood ratio of y given x to the base, as `assess` estimates it.
 
         The loss, if there is no such function.
@@ -152,7 +152,7 @@ class ConditionalDivergence(Objective):
         assessment = self.assess(self.energy, batch.x, batch.weight, generator)
         return batch.x.new_tensor(-assessment.gain)
 
-    def diverged(
+    def divergence_reason(
         self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
     ) -> str | None:
         """Check for non-finite values, then apply `skebm.base.objective.why_diverged`.
@@ -161,7 +161,7 @@ class ConditionalDivergence(Objective):
         number, as it is for bits, because the precisions of all of them grow at once.
         """
         domain = self.energy.target_domain
-        reason = super().diverged(logs, before, n_rows)
+        reason = super().divergence_reason(logs, before, n_rows)
         # Change of the energies of rows by a step, in nats for each real column of y, that is
         # allowed.
         change_of_column = 0.1

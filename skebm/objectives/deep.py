@@ -49,7 +49,7 @@ class AssessedDivergence(ContrastiveDivergence):
     >>> def assess(energy, x, weight, generator):
     ...     return SimpleNamespace(gain=0.5)
     >>> objective = AssessedDivergence(energy, Gibbs(), Persistent(n_steps=1), assess)
-    >>> objective.held_out(Batch(torch.ones(4, 5)), None, generator)
+    >>> objective.validation_loss(Batch(torch.ones(4, 5)), None, generator)
     tensor(-0.5000)
     """
 
@@ -65,7 +65,7 @@ class AssessedDivergence(ContrastiveDivergence):
         self.assess = assess
 
     @torch.no_grad()
-    def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
+    def validation_loss(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
         """Minus the mean log-likelihood ratio of rows to the base, as `assess` estimates it."""
         assessment = self.assess(self.energy, batch.x, batch.weight, generator)
         return batch.x.new_tensor(-assessment.gain)

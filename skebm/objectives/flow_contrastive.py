@@ -154,7 +154,7 @@ class FlowContrastive(Rowwise):
 
     def gradients(self, batch: Batch, state: FlowState, generator: torch.Generator) -> Loss:
         """Write gradients that minimise J over energy and c, and maximise it over the flow."""
-        self.cleared()
+        self.clear_gradients()
         with torch.enable_grad():
             data, draws = self._ratios(batch.x, generator, state.moves)
             loss = softplus(-data) + softplus(draws).mean()
@@ -218,7 +218,7 @@ class FlowContrastive(Rowwise):
         f = self.energy.correction(torch.cat([x, draws]))
         return gains(f[: len(x)], *log_mean_and_error(-f[len(x) :].double()), weight)
 
-    def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
+    def validation_loss(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
         """Minus the log-likelihood ratio to the base: the loss also falls when the flow worsens."""
         with sampling(self):
             gains = self._gains(self._noisy(batch.x, generator), batch.weight)

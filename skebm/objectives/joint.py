@@ -139,16 +139,16 @@ class ClassObjective(Objective):
         return generative | logs | {"loss": loss}
 
     @torch.no_grad()
-    def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
+    def validation_loss(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
         """Cross-entropy minus the weighted log-likelihood ratio to the base."""
         with sampling(self.energy):
             value = self.cross_entropy_of(self.logits(batch.x), batch)
         if self.generative_weight:
             weight = self.generative_weight
-            value = value + weight * self.generative.held_out(batch, state, generator)
+            value = value + weight * self.generative.validation_loss(batch, state, generator)
         return value
 
-    def diverged(
+    def divergence_reason(
         self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
     ) -> str | None:
         """Apply the criteria of contrastive divergence; check a plain classifier for finite values.
@@ -156,12 +156,12 @@ class ClassObjective(Objective):
         A decrease in log p(x) does not count if a weighted increase in log p(y | x) compensates it.
         """
         if not self.generative_weight:
-            return super().diverged(logs, before, n_rows)
+            return super().divergence_reason(logs, before, n_rows)
         if before and "gain_over_base" in logs:
             improved = (before["cross_entropy"] - logs["cross_entropy"]) / self.generative_weight
             gain = logs["gain_over_base"] + max(0.0, improved)
             logs = logs | {"gain_over_base": gain}
-        return self.generative.diverged(logs, before, n_rows)
+        return self.generative.divergence_reason(logs, before, n_rows)
 
     def work(self, n_rows: int) -> float:
         """Cost of both terms together."""
@@ -174,12 +174,12 @@ class ClassObjective(Objective):
     def snapshot(self, state: Any) -> Any:
         return state if state is None else self.generative.snapshot(state)
 
-    def rolled_back(
+    def state_after_roll_back(
         self, state: Any, batch: Batch, generator: torch.Generator, tries: int = 1
     ) -> Any:
         if state is None:
             return None
-        return self.generative.rolled_back(state, batch, generator, tries)
+        return self.generative.state_after_roll_back(state, batch, generator, tries)
 
     def over_ranks(self, state: Any, rows: Any, mean: Any) -> Any:
         return state if state is None else self.generative.over_ranks(state, rows, mean)
@@ -309,7 +309,7 @@ class JointLikelihood(ClassObjective):
 
     def gradients(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
         """Write the clipped gradient, evaluated at the weights or after the ascent step."""
-        view, trained = self._view(batch, state, generator), self.cleared()
+        view, trained = self._view(batch, state, generator), self.clear_gradients()
         value = self._backward(view, batch, trained)
         if self.sharpness:
             norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
@@ -318,7 +318,7 @@ class JointLikelihood(ClassObjective):
             for p in trained:
                 assert p.grad is not None
                 p.add_(length * p.grad)
-            self._backward(view, batch, self.cleared())
+            self._backward(view, batch, self.clear_gradients())
             for p, old in zip(trained, before, strict=True):
                 p.copy_(old)
         if self.clip_norm is not None:

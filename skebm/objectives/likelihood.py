@@ -150,15 +150,15 @@ class ExactLikelihood(Objective):
         return {"loss": loss, "largest_weight": self.energy.weight.abs().max()}
 
     @torch.no_grad()
-    def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
+    def validation_loss(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
         """Exact mean negative log-likelihood."""
         return weighted_mean(self.energy(batch.x), batch.weight) + self._moments().log_z
 
-    def diverged(
+    def divergence_reason(
         self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
     ) -> str | None:
         """Check for non-finite values, then apply `skebm.base.objective.why_diverged`."""
-        reason = super().diverged(logs, before, n_rows)
+        reason = super().divergence_reason(logs, before, n_rows)
         return reason or why_diverged(logs, before, n_rows, self.energy.domain)
 
 
@@ -242,7 +242,7 @@ class EnumeratedLikelihood(Objective):
 
     def gradients(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
         """Write the gradient, accumulated over blocks of states, and return the loss."""
-        trained, log_z, share = self.cleared(), self._log_z(), share_of(batch).sum()
+        trained, log_z, share = self.clear_gradients(), self._log_z(), share_of(batch).sum()
         with torch.enable_grad():
             value = self._data_term(batch) + penalty_of(self.energy, self.l1, self.l2)
             value.backward()
@@ -257,12 +257,12 @@ class EnumeratedLikelihood(Objective):
     def monitor(self, batch: Batch, state: Any, generator: torch.Generator) -> dict[str, Tensor]:
         """Mean negative log-likelihood of the batch, plus the penalties."""
         return {
-            "loss": self.held_out(batch, state, generator)
+            "loss": self.validation_loss(batch, state, generator)
             + penalty_of(self.energy, self.l1, self.l2)
         }
 
     @torch.no_grad()
-    def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
+    def validation_loss(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
         """Exact mean negative log-likelihood."""
         return weighted_mean(self.energy(batch.x), batch.weight) + self._log_z()
 

@@ -169,7 +169,7 @@ class LocalObjective(Objective):
             return {"loss": loss} | gains
 
     @torch.no_grad()
-    def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
+    def validation_loss(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
         """The loss of the batch without penalties."""
         with sampling(self.energy):
             return weighted_mean(self.of_rows(batch.x), batch.weight)
@@ -180,11 +180,11 @@ class LocalObjective(Objective):
         no_difference = torch.zeros(1, self.energy.domain.n_columns, dtype=torch.float64)
         return float(self.of_differences(no_difference, self.energy).sum())
 
-    def diverged(
+    def divergence_reason(
         self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
     ) -> str | None:
         """Check for non-finite values, and a loss that rose above the uniform distribution's."""
-        reason = super().diverged(logs, before, n_rows)
+        reason = super().divergence_reason(logs, before, n_rows)
         if reason is not None or before is None or n_rows < LEAST_ROWS:
             return reason
         if logs["loss"] <= max(self.of_uniform, before.get("loss", -math.inf)) + 1:
@@ -386,22 +386,22 @@ class CenteredObjective(Objective):
     def monitor(self, batch: Batch, state: Any, generator: torch.Generator) -> dict[str, Tensor]:
         """The loss of the batch, penalties included, and the largest weight."""
         batch = self._with_bits(batch, generator)
-        loss = self.objective.held_out(batch, None, generator) + self._penalty(batch)
+        loss = self.objective.validation_loss(batch, None, generator) + self._penalty(batch)
         return {"loss": loss, "largest_weight": self.energy.weight.abs().max()}
 
     @torch.no_grad()
-    def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
+    def validation_loss(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
         """The loss of the batch without penalties."""
-        return self.objective.held_out(self._with_bits(batch, generator), None, generator)
+        return self.objective.validation_loss(self._with_bits(batch, generator), None, generator)
 
-    def diverged(
+    def divergence_reason(
         self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
     ) -> str | None:
         """Apply the objective's checks, and check for a weight above 100.
 
         No finite data set supports such a weight.
         """
-        reason = self.objective.diverged(logs, before, n_rows)
+        reason = self.objective.divergence_reason(logs, before, n_rows)
         usual = max(LARGEST_WEIGHT, (before or {}).get("largest_weight", 0.0))
         if reason is None and logs.get("largest_weight", 0.0) > usual:
             reason = f"largest weight {logs['largest_weight']:.3g}"

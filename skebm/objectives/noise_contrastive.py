@@ -195,7 +195,7 @@ class NoiseContrastive(Rowwise):
         """Write the gradient, with the derivative of the logistic loss in closed form."""
         if self.form == "ranking" or self.telescope is not None:
             return super().gradients(batch, state, generator)
-        trained = self.cleared()
+        trained = self.clear_gradients()
         x, other = self._pair(batch.x, generator)
         with torch.enable_grad():
             f = self._tilt(torch.cat([x, other]))

@@ -76,14 +76,14 @@ class Rowwise(Objective, abc.ABC):
         """Rows with the noise of training, by default none."""
         return x
 
-    def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
+    def validation_loss(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
         losses = [self.rowwise(batch.x, generator).detach() for _ in range(self.n_copies)]
         return weighted_mean(torch.stack(losses).mean(0), batch.weight)
 
-    def diverged(
+    def divergence_reason(
         self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
     ) -> str | None:
-        reason = super().diverged(logs, before, n_rows)
+        reason = super().divergence_reason(logs, before, n_rows)
         if reason or not before:
             return reason
         was, now = before["loss"], logs["loss"]

@@ -203,7 +203,7 @@ class TemporalDivergence(Objective):
         return RowwiseRBM(self.energy.rbm, targets.biases).free_energy(targets.x)
 
     @torch.no_grad()
-    def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
+    def validation_loss(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
         """Minus the mean log p of frames given their past, as `log_prob` estimates it; or the loss.
 
         If log Z is annealed, it is low on average.
@@ -215,7 +215,7 @@ class TemporalDivergence(Objective):
         return -weighted_mean(log_prob, target_weights(batch, targets.there)).to(batch.x.dtype)
 
     @property
-    def undivided(self) -> str | None:
+    def why_undivided(self) -> str | None:
         """Why rows cannot be divided if chains persist: each belongs to a window; else None."""
         return 'rule="pcd" keeps a chain for each window' if self.rule == "pcd" else None
 
@@ -347,13 +347,13 @@ class LabelDivergence(TemporalDivergence):
         }
 
     @torch.no_grad()
-    def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
+    def validation_loss(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
         """Exact cross-entropy given the past.
 
         With lambda = 1 it is, instead, minus the mean log p of frames and labels.
         """
         if self.generative_weight == 1:
-            return super().held_out(batch, state, generator)
+            return super().validation_loss(batch, state, generator)
         targets = self.energy.of_windows(batch.x, self.n_targets)
         return -weighted_mean(self._log_proba(targets), target_weights(batch, targets.there))
 

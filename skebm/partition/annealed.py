@@ -18,7 +18,7 @@ from torch import Tensor
 
 from skebm._validation import warn
 from skebm.base import ChainState, Energy, LogPartition, Sampler, sampling
-from skebm.base.processes import collected, progress_bar
+from skebm.base.processes import collect_warnings, progress_bar
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
 from skebm.energies import AnnealingPath, annealing_path
@@ -432,7 +432,7 @@ def within_seconds(estimator: Any, run: Callable[[Any, Deadline], LogPartition])
 
     def part(fraction: float) -> tuple[LogPartition, list[str]]:
         few = clone(estimator).set_params(n_betas=round(fraction * estimator.n_betas))
-        with collected() as caught:
+        with collect_warnings() as caught:
             estimate = run(few, deadline)
         return estimate, [str(one.message) for one in caught]
 

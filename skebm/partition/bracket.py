@@ -14,7 +14,7 @@ from torch import Tensor
 
 from skebm._validation import warn
 from skebm.base import Energy, LogPartition, Sampler, sampling
-from skebm.base.processes import collected
+from skebm.base.processes import collect_warnings
 from skebm.base.sampler import whole_number
 from skebm.partition.annealed import (
     MIN_ESS,
@@ -160,7 +160,7 @@ class AISBracket(MonteCarloEstimator):
                     n_betas=round(fraction * self.n_betas),
                     n_steps=math.ceil(fraction * self.n_steps),
                 )
-            with collected():  # the result says what is wrong, once
+            with collect_warnings():  # the result says what is wrong, once
                 return some._runs(energy, base, sampler, given, generator, deadline)
 
         tol = self.tol

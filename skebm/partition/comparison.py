@@ -14,7 +14,7 @@ from torch import Tensor
 
 from skebm._validation import check_is_fitted, draw_seed
 from skebm.base import Energy, LogPartition, PartitionEstimator, Sampler
-from skebm.base.processes import collected, repeat
+from skebm.base.processes import collect_warnings, repeat
 from skebm.partition.annealed import AIS, ReverseAIS
 from skebm.partition.bracket import AISBracket
 from skebm.partition.bridge import BridgeSampling
@@ -256,7 +256,7 @@ def _measure(
     """The estimate of a method, its seconds and its warnings, by column."""
     nan = math.nan
     seconds = nan
-    with collected() as caught:
+    with collect_warnings() as caught:
         start = time.perf_counter()
         try:
             method.check(energy)

@@ -68,7 +68,7 @@ class LogZGiven(NamedTuple):
     mean_error: Tensor | None = None
 
     @classmethod
-    def known(cls, value: Tensor, draws: Tensor | None = None) -> LogZGiven:
+    def exactly(cls, value: Tensor, draws: Tensor | None = None) -> LogZGiven:
         """Exact values, (n,)."""
         value = value.double()
         exact = torch.ones_like(value, dtype=torch.bool)
@@ -291,7 +291,7 @@ def estimate_of_chains(values: Tensor, n_chains: int) -> tuple[Tensor, Tensor]:
     return value, ratio.std(0) / math.sqrt(n_chains)
 
 
-def resampled(x: Tensor, values: Tensor, u: Tensor, n_draws: int) -> Tensor:
+def resample(x: Tensor, values: Tensor, u: Tensor, n_draws: int) -> Tensor:
     """Ends x (m n, d) of chains, `n_draws` of each condition by their weights, (n_draws n, d).
 
     `u` are uniform numbers, (n_draws n,).
@@ -358,7 +358,7 @@ class GatedSteps(StepsGiven):
         h = draw_of(Bernoulli((beta * state.field).sigmoid_()), u[:, : self.n_hidden])
         return self.at(draw_of(self.given.annealed(beta).visible(h), u[:, self.n_hidden :]))
 
-    def moved(self, y: Tensor, n_steps: int, beta: float = 1.0) -> Tensor:
+    def rows_after(self, y: Tensor, n_steps: int, beta: float = 1.0) -> Tensor:
         """Rows after Gibbs steps at the model, or at the model to the power `beta`."""
         for _ in range(n_steps):
             u = self.uniforms()
@@ -554,7 +554,7 @@ class LangevinSteps(StepsGiven):
 
         return LangevinState(*map(pick, new, state))
 
-    def moved(self, x: Tensor, n_steps: int) -> Tensor:
+    def rows_after(self, x: Tensor, n_steps: int) -> Tensor:
         """Rows x (m n, dx) after some steps at the model to the power."""
         state = self.at(x)
         for _ in range(n_steps):

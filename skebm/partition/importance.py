@@ -283,9 +283,9 @@ class ImportanceSampling(MonteCarloEstimator):
             draws = base.sample(min(self.chunk, n_remaining), generator)
             n_remaining -= len(draws)
             parts.append(log_weights(energy, base, draws, self.chunk))
-        return self._summarised(torch.cat(parts), not has_uniform(energy.domain))
+        return self._estimate_of_weights(torch.cat(parts), not has_uniform(energy.domain))
 
-    def _summarised(self, log_w: Tensor, unbounded: bool) -> LogPartition:
+    def _estimate_of_weights(self, log_w: Tensor, unbounded: bool) -> LogPartition:
         """The estimate from log weights (n,); warns where it is unreliable."""
         largest = log_w.max()
         if largest == -math.inf:

@@ -109,7 +109,7 @@ def by_min_cut(graph: PairwiseGraph, fields: np.ndarray) -> Maxima:
     """Exact maxima, rounded upwards, of a graph without frustration."""
     flips = graph.flips
     assert flips is not None
-    attractive = graph.flipped(flips)
+    attractive = graph.with_flips(flips)
     J = attractive.couplings
     # J x_i x_j = J (x_i + x_j - |x_i - x_j|) / 2
     cut = MinCut(graph.n_nodes, graph.edges, J / 2)

@@ -362,7 +362,7 @@ def single_process() -> Iterator[None]:
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def attended(method: Method) -> Method:
+def collective(method: Method) -> Method:
     """Decorate a method in which all processes take part: if one fails, it tells the others."""
 
     @functools.wraps(method)
@@ -378,7 +378,7 @@ def attended(method: Method) -> Method:
     return found
 
 
-def shared_seed(random_state: Any) -> Any:
+def common_seed(random_state: Any) -> Any:
     """A ``random_state`` that is the same on all processes; None becomes a seed drawn by rank 0."""
     ranks = current_group()
     if random_state is not None or ranks.size == 1:
@@ -386,7 +386,7 @@ def shared_seed(random_state: Any) -> Any:
     return ranks.broadcast(draw_seed(None), 0)
 
 
-def divided(rows: Rows, compute: Callable[[Rows], np.ndarray]) -> np.ndarray:
+def map_over_ranks(rows: Rows, compute: Callable[[Rows], np.ndarray]) -> np.ndarray:
     """A number for each row, (n,), of which each process of a fit computes a part."""
     ranks = current_group()
     if len(rows) < ranks.size or ranks.size == 1:
@@ -635,7 +635,7 @@ class DataParallel:
         if self.failure is None:
             try:
                 with reducing(step):
-                    loss = self.objective.drawn_gradients(batch, state, self.generator)
+                    loss = self.objective.gradients_with_random_layers(batch, state, self.generator)
                 step.gradients(loss.value)
             except SamplingError as error:
                 self.failure = str(error)

@@ -29,8 +29,8 @@ from skebm.training.distributed import (
     DataParallel,
     Group,
     Ranks,
-    attended,
     check_same,
+    collective,
     current_group,
     of_rows,
     shows_progress,
@@ -132,7 +132,7 @@ def plain_step(optimizer: torch.optim.Optimizer) -> Callable[[], None] | None:
     return step
 
 
-def versioned_step(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
+def step_with_version(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
     """The step of an optimizer, after which torch knows that the parameters have changed.
 
     Fused kernels do not increase version counters, by which energies recognise whether stored
@@ -151,7 +151,7 @@ def versioned_step(optimizer: torch.optim.Optimizer) -> Callable[[], Any]:
     return step
 
 
-def limited(module: nn.Module) -> list[Energy]:
+def energies_with_limits(module: nn.Module) -> list[Energy]:
     """Trained energies of a module whose parameters have limits."""
     return [
         part
@@ -170,14 +170,14 @@ def line_search_update(
     notify: Callable[[Batch], None],
 ) -> Callable[[Batch], Loss]:
     """An update whose optimizer evaluates the objective several times, as L-BFGS does."""
-    energies = limited(module)
+    energies = energies_with_limits(module)
 
     def update(batch: Batch) -> Loss:
         last: dict[str, Any] = {}
 
         def closure() -> Tensor:
             with torch.no_grad():
-                loss = module.drawn_gradients(batch, run.state, generator)
+                loss = module.gradients_with_random_layers(batch, run.state, generator)
             if loss.value is None:
                 raise TypeError(
                     f"{type(module).__name__} has no value for a line search; "
@@ -198,7 +198,9 @@ def line_search_update(
     return update
 
 
-def fused(steps: FusedSteps, run: Run) -> tuple[Callable[[Batch], Loss], Callable[[], None]]:
+def update_by_fused_steps(
+    steps: FusedSteps, run: Run
+) -> tuple[Callable[[Batch], Loss], Callable[[], None]]:
     """An update by steps that hold weights and state themselves, and a write-back function."""
     unknown = Loss(None, None)
 
@@ -401,7 +403,7 @@ class EnergyNet(NeuralNet):
 
     # ---------------------------------------------------------------- epochs
 
-    @attended
+    @collective
     def partial_fit(self, X: Rows, y: Any = None, classes: Any = None, **kwargs: Any) -> Any:
         """Train for `max_epochs`; `interrupted_` says whether Ctrl-C ended it.
 
@@ -454,7 +456,7 @@ class EnergyNet(NeuralNet):
             "the number of Resume callbacks": len(self._resuming()),
         }
         check_same(self.group_, settings | of_rows(X, self.validation, self.held_out_))
-        reason = self._undivided(X)
+        reason = self._why_undivided(X)
         if reason is None:
             trained = [p for group in self.optimizer_.param_groups for p in group["params"]]
             self.run_.parallel = DataParallel(self.group_, self.module_, trained)
@@ -465,7 +467,7 @@ class EnergyNet(NeuralNet):
                 UserWarning,
             )
 
-    def _undivided(self, X: Rows) -> str | None:
+    def _why_undivided(self, X: Rows) -> str | None:
         """Why batches cannot be divided among processes; None where they can."""
         if searches_steps(self.optimizer_):
             return "a line search judges its steps by all rows"
@@ -473,7 +475,7 @@ class EnergyNet(NeuralNet):
             return "each keeps the entries that it has drawn, hidden or missing ones"
         if not Batches(X, self.batch_size, None).divisible(self.group_.size):
             return f"batches of {self.batch_size} out of {len(X)} rows are too small to be divided"
-        return self.module_.undivided
+        return self.module_.why_undivided
 
     def fit_loop(self, X: Rows, y: Any = None, epochs: int | None = None, **kwargs: Any) -> Any:
         done = len(self.history) - self.n_before_  # a callback may have resumed training
@@ -529,7 +531,7 @@ class EnergyNet(NeuralNet):
         n_batches = math.ceil(len(dataset_train) / self.batch_size)
         n_epochs = len(self.history)
         self.group_.meet(f"epoch {n_epochs + 1}")
-        if self.guard_.exhausted(n_epochs, self.n_before_, self.max_epochs, n_batches):
+        if self.guard_.is_exhausted(n_epochs, self.n_before_, self.max_epochs, n_batches):
             raise NoFurtherGainError
         super().on_epoch_begin(net, dataset_train, dataset_valid, **kwargs)
 
@@ -627,7 +629,9 @@ class EnergyNet(NeuralNet):
             rows.n_copies,
         )
         if found.draws is not None:
-            self.run_.state = self.module_.joined(self.state_, found.draws, self.generator)
+            self.run_.state = self.module_.state_with_draws(
+                self.state_, found.draws, self.generator
+            )
         self.guard_.gains = self.group_.mean_of(found.gains)
         return self.group_.mean({"gain_over_base": found.gain, "gain_error": found.error})
 
@@ -654,7 +658,7 @@ class EnergyNet(NeuralNet):
         try:
             with torch.no_grad():
                 logs = self._monitor(monitored)
-            reason = self.module_.diverged(logs, before, len(monitored.x))
+            reason = self.module_.divergence_reason(logs, before, len(monitored.x))
         except SamplingError as error:
             reason = str(error)
         if reason is not None:
@@ -674,7 +678,7 @@ class EnergyNet(NeuralNet):
             # as worse than it is.
             generator = self._evaluation_generator()
             for _ in range(N_COMPLETING_STEPS):
-                batch = self._completed(batch, rows.known, generator)
+                batch = self._impute_batch(batch, rows.known, generator)
         return batch
 
     def _run_batches(
@@ -695,9 +699,9 @@ class EnergyNet(NeuralNet):
                     check = (number == last and monitors) or number % CHECK_EVERY == 0
                     if check:
                         finish()
-                    energy = self._monitored_energy(monitored) if check else None
+                    energy = self._energy_of_monitored(monitored) if check else None
                     if known is not None:
-                        batch = self._completed(batch, known, self.generator)
+                        batch = self._impute_batch(batch, known, self.generator)
                         iterator.rows.impute(batch)
                     loss = update(batch)
                     if check or hooked:
@@ -712,7 +716,7 @@ class EnergyNet(NeuralNet):
                             return None
                 self._unite()
         except SamplingError as error:
-            self.guard_.diverged(len(self.history), number, str(error))
+            self.guard_.record_divergence(len(self.history), number, str(error))
             return None
         finally:  # Ctrl-C too leaves the weights of its moment
             finish()
@@ -735,7 +739,7 @@ class EnergyNet(NeuralNet):
             self.run_.state = parallel.end(self.state_)
 
     @torch.no_grad()
-    def _completed(self, batch: Batch, known: Tensor, generator: torch.Generator) -> Batch:
+    def _impute_batch(self, batch: Batch, known: Tensor, generator: torch.Generator) -> Batch:
         """The batch with its missing entries drawn anew; `known` are those of all rows."""
         index = batch.row_index
         assert self.completion_ is not None
@@ -747,12 +751,12 @@ class EnergyNet(NeuralNet):
         self, logs: dict[str, float], before: dict[str, float], n_rows: int, number: int
     ) -> bool:
         """Whether the diagnostics after batch `number` of the epoch say that training diverges."""
-        reason = self.module_.diverged(self.guard_.smooth(logs), before, n_rows)
+        reason = self.module_.divergence_reason(self.guard_.smooth(logs), before, n_rows)
         if reason is not None:
-            self.guard_.diverged(len(self.history), number, reason)
+            self.guard_.record_divergence(len(self.history), number, reason)
         return reason is not None
 
-    def _monitored_energy(self, monitored: Batch) -> Tensor | None:
+    def _energy_of_monitored(self, monitored: Batch) -> Tensor | None:
         """Energies of up to 20 monitored rows, by whose change over a step its size is judged.
 
         None under a line search, which controls the step size itself, and for less than 10 rows.
@@ -770,7 +774,7 @@ class EnergyNet(NeuralNet):
                 lambda: self.module_.monitor(monitored, self.state_, self._evaluation_generator()),
                 None if parallel is None else parallel.failure,
             )
-        after = self._monitored_energy(monitored)
+        after = self._energy_of_monitored(monitored)
         if energy is not None and after is not None:
             logs["energy_change"] = (after - energy).std()
         found = self.group_.mean({name: float(value) for name, value in logs.items()})
@@ -790,7 +794,7 @@ class EnergyNet(NeuralNet):
             generator = self._evaluation_generator()
             for batch in iterator:
                 n = len(batch.x) if batch.weight is None else float(batch.weight.sum())
-                total += n * float(self.module_.held_out(batch, self.state_, generator))
+                total += n * float(self.module_.validation_loss(batch, self.state_, generator))
                 count += n
         total, count = self.group_.total(total, count)
         self._record("valid_loss", total / count)
@@ -817,7 +821,11 @@ class EnergyNet(NeuralNet):
         without fused steps (`fusable`) they always are.
         """
         generator, optimizer, parallel = self.generator, self.optimizer_, self.run_.parallel
-        gradients = self.module_.drawn_gradients if self.module_.draws else self.module_.gradients
+        gradients = (
+            self.module_.gradients_with_random_layers
+            if self.module_.draws
+            else self.module_.gradients
+        )
         if parallel is not None:
             gradients = parallel.gradients
         if searches_steps(optimizer):
@@ -835,9 +843,9 @@ class EnergyNet(NeuralNet):
             if run.steps is not None:
                 rate = float(optimizer.param_groups[0]["lr"])
                 run.steps.begin(run.state, rate, n_batches)
-                return fused(run.steps, run)
-        step = plain or versioned_step(optimizer)
-        energies = limited(self.module_)
+                return update_by_fused_steps(run.steps, run)
+        step = plain or step_with_version(optimizer)
+        energies = energies_with_limits(self.module_)
 
         def update(batch: Batch) -> Loss:
             loss = gradients(batch, run.state, generator)
@@ -906,7 +914,9 @@ class EnergyNet(NeuralNet):
         self.n_restarts_ += 1
         self._halve_rate()
         self.generator.manual_seed((self.seed_ + self.n_restarts_) % 2**63)
-        self.run_.state = self.module_.rolled_back(state, monitored, self.generator, tries)
+        self.run_.state = self.module_.state_after_roll_back(
+            state, monitored, self.generator, tries
+        )
 
     def _halve_rate(self) -> None:
         """Halve the learning rate, for the rest of the training, and forget the momentum."""
@@ -996,7 +1006,7 @@ class EnergyNet(NeuralNet):
         like = next(self.module_.parameters())
         return (like.device, like.dtype) == (rows.device, rows.dtype)
 
-    def optimised(self) -> list[str]:
+    def names_of_trainable(self) -> list[str]:
         """Names of the parameters that the optimizer trains, in its order."""
         names = {id(p): name for name, p in self.module_.named_parameters()}
         return [names[id(p)] for group in self.optimizer_.param_groups for p in group["params"]]
@@ -1080,9 +1090,9 @@ class EnergyNet(NeuralNet):
             # By name: another form of the objective may train other parameters, and torch would
             # write momenta of one shape into weights of another without noticing.
             slots = state["optimizer"]["state"]
-            kept = {name: slots.get(i) for i, name in enumerate(before.optimised())}
+            kept = {name: slots.get(i) for i, name in enumerate(before.names_of_trainable())}
             mine["optimizer"]["state"] = {
-                i: kept[name] for i, name in enumerate(self.optimised()) if kept.get(name)
+                i: kept[name] for i, name in enumerate(self.names_of_trainable()) if kept.get(name)
             }
         try:
             self.load_training_state(state | {"optimizer": mine["optimizer"]})

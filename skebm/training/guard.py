@@ -98,7 +98,7 @@ class Guard:
             kept = stored[name]
             setattr(self, name, None if kept is None else Best(*kept))
 
-    def diverged(self, epoch: int, batch: int, reason: str) -> None:
+    def record_divergence(self, epoch: int, batch: int, reason: str) -> None:
         """Record a divergence; the first one is kept for the report."""
         self.first = self.first or f"epoch {epoch}, batch {batch}: {reason}"
         self._changes.clear()
@@ -125,7 +125,7 @@ class Guard:
             self.best = Best(gain, logs["gain_error"], epoch, weights, self.gains)
             self.start = self.start or self.best
 
-    def exhausted(self, n_epochs: int, n_before: int, max_epochs: int, n_batches: int) -> bool:
+    def is_exhausted(self, n_epochs: int, n_before: int, max_epochs: int, n_batches: int) -> bool:
         """Whether the best weights are so old that better ones are not to be expected.
 
         There have been `n_epochs` epochs of `n_batches` each, of which `n_before` belong to earlier

@@ -184,7 +184,7 @@ def some_columns(X: Any, columns: Any) -> Any:
     return X.of_columns(columns) if isinstance(X, MappedArray) else X[:, columns]
 
 
-def mapped_moments(
+def moments_of_map(
     X: MappedArray, weight: np.ndarray | None, factor: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Weighted mean and variance of each column, times its `factor`, by one pass in float64.

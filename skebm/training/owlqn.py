@@ -103,14 +103,14 @@ class _OWLQN(torch.optim.Optimizer):
             if self._last is None or not torch.equal(self._last.flat, flat):
                 self._pairs = []
                 self._last = at(flat if change is None else change.inside(flat))
-            end = self._searched(self._last, l1, at)
+            end = self._line_search(self._last, l1, at)
             done = True
         finally:
             if not done:  # trial weights are not to be kept, whatever ended the search
                 self._write(flat)
         return torch.tensor(end.value)
 
-    def _searched(self, start: Point, l1: Tensor, at: Callable[[Tensor], Point]) -> Point:
+    def _line_search(self, start: Point, l1: Tensor, at: Callable[[Tensor], Point]) -> Point:
         """Where a line search ends; at its start if no step is good enough."""
         x, penalised = start.x, l1 > 0
         gradient = _pseudo_gradient(x, start.grad, l1)

@@ -131,7 +131,7 @@ class Resume(Callback):
             return
         source = there.index(True)
         content = ranks.broadcast(content if ranks.rank == source else None, source)
-        before, moments, state = self._unpacked(content, net.generator.device)
+        before, moments, state = self._unpack(content, net.generator.device)
         self._check(before, moments.cpu())
         net.load_fit_state(state, X)
 
@@ -151,7 +151,7 @@ class Resume(Callback):
                 return path.read_bytes()
         return None
 
-    def _unpacked(self, content: Any, device: torch.device) -> tuple[dict, Tensor, dict]:
+    def _unpack(self, content: Any, device: torch.device) -> tuple[dict, Tensor, dict]:
         """Settings, moments and state of a file."""
         try:
             stored = from_bytes(bytes(content), device)
@@ -284,7 +284,7 @@ class Lock:
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
         while True:
             number = os.open(self.path, flags, 0o600)
-            if not locked(number):
+            if not try_lock(number):
                 os.close(number)
                 return False
             with contextlib.suppress(FileNotFoundError):
@@ -297,7 +297,7 @@ class Lock:
             os.close(number)
 
 
-def locked(number: int) -> bool:
+def try_lock(number: int) -> bool:
     """Lock an open file for this process; False if another process has."""
     try:
         import fcntl

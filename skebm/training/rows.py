@@ -101,7 +101,7 @@ class Rows(torch.utils.data.Dataset):
         """Whether the rows are in a file."""
         return isinstance(self.x, MappedArray)
 
-    def sampled(self, seed: int) -> Rows:
+    def subsample(self, seed: int) -> Rows:
         """Rows in memory: these rows, or a uniform sample of the rows of a file."""
         n = sample_size(self.n_columns)
         if not self.is_mapped or len(self) <= n:
@@ -152,7 +152,7 @@ class Rows(torch.utils.data.Dataset):
             )
         return Rows(self.x[number], weight, **kind)
 
-    def reweighted(self, weight: Tensor) -> Rows:
+    def with_weights(self, weight: Tensor) -> Rows:
         """The same rows with other weights (n,), whose total is the same as before."""
         kind: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "convert": self.convert}
         found = Rows(self.x, weight, y=self.y, **kind)
@@ -188,7 +188,7 @@ class Rows(torch.utils.data.Dataset):
         left = torch.from_numpy(np.flatnonzero(rest)).to(self.device)
         return self.subset(left), self.subset(index.to(self.device))
 
-    def merged(self) -> Rows:
+    def without_duplicates(self) -> Rows:
         """Distinct rows weighted by their total weight, for binary rows of up to 62 columns.
 
         Other rows, and those in a file, are returned unchanged.
@@ -240,7 +240,7 @@ class Rows(torch.utils.data.Dataset):
             return bool(self.x.isnan().any())
         return bool(np.isnan(self.x.data).any())
 
-    def known_entries(self) -> Tensor | None:
+    def present_entries(self) -> Tensor | None:
         """Which entries of rows are data, (n, d); None if all are."""
         if self.known is not None:
             return self.known.to(self.device)
@@ -400,17 +400,17 @@ class Batches:
         n = min(N_MONITOR, self.n_rows)
         fraction = torch.arange(n, dtype=torch.float64, device=rows.device).add_(0.5).div_(n)
         if rows.weight is None and self.subset is None:
-            return self._unweighted((fraction * self.n_rows).long())
+            return self._batch_of((fraction * self.n_rows).long())
         index = torch.arange(self.n_rows, device=rows.device)
         if self.subset is not None:
             index = self.subset.to(rows.device)
         if rows.weight is None:
-            return self._unweighted(index[(fraction * self.n_rows).long()])
+            return self._batch_of(index[(fraction * self.n_rows).long()])
         cumulative = rows.weight[index].double().cumsum(0)
         place = torch.searchsorted(cumulative, fraction * cumulative[-1])
-        return self._unweighted(index[place.clamp_(max=self.n_rows - 1)])
+        return self._batch_of(index[place.clamp_(max=self.n_rows - 1)])
 
-    def _unweighted(self, index: Tensor) -> Batch:
+    def _batch_of(self, index: Tensor) -> Batch:
         y = self.rows.y
         return Batch(self.rows.take(index), None if y is None else y[index], row_index=index)
 

@@ -24,7 +24,7 @@ from skebm._validation import (
     names_compared,
     take_rows,
 )
-from skebm.training.distributed import shared_seed
+from skebm.training.distributed import common_seed
 from skebm.training.mapped import (
     as_mapped,
     block_size,
@@ -186,15 +186,15 @@ def _arrow_parts(X: Any) -> Iterator[Part]:
         first = batch.schema if first is None else first
         if not batch.schema.equals(first):
             raise ValueError(
-                f"The columns of the stream changed at row {seen}: from {_shown(first)} to "
-                f"{_shown(batch.schema)}."
+                f"The columns of the stream changed at row {seen}: from {_as_text(first)} to "
+                f"{_as_text(batch.schema)}."
             )
         for start in range(0, batch.num_rows, AT_ONCE):
             yield Part(_arrow_array(batch.slice(start, AT_ONCE), seen + start))
         seen += batch.num_rows
 
 
-def _shown(schema: Any) -> str:
+def _as_text(schema: Any) -> str:
     return ", ".join(f"{one.name} ({one.type})" for one in schema)
 
 
@@ -264,7 +264,7 @@ def parts(X: Any) -> Iterator[Part]:
         x = part.x
         if x.dtype.kind not in "biuf":
             raise ValueError(f"Rows of the stream are of type {x.dtype}. {REMEDY}")
-        kind = _written_dtype(x.dtype)
+        kind = _dtype_on_disk(x.dtype)
         if first is None:
             first = x.shape[1:], kind
             _check_shape(x)
@@ -298,7 +298,7 @@ def _check_shape(x: np.ndarray) -> None:
         raise ValueError("Found array with 0 feature(s): the stream has no columns.")
 
 
-def _written_dtype(dtype: np.dtype) -> np.dtype:
+def _dtype_on_disk(dtype: np.dtype) -> np.dtype:
     """Type in which numbers are written: float32 where it holds them all, otherwise float64."""
     return np.dtype(np.float32 if np.can_cast(dtype, np.float32, "safe") else np.float64)
 
@@ -308,7 +308,7 @@ def _written_dtype(dtype: np.dtype) -> np.dtype:
 # ------------------------------------------------------------------------------
 
 
-def spooled(X: Any) -> Spool:
+def spool(X: Any) -> Spool:
     """Write a stream to a temporary file and open it as a memory map.
 
     The file is in the folder that ``tempfile`` chooses (``TMPDIR``). It has no name if the system
@@ -360,11 +360,11 @@ def _full(first: np.ndarray, seen: int, n: int | None) -> OSError:
     )
 
 
-def labelled(X: Any, y: Any) -> tuple[Any, Any]:
+def table_and_labels(X: Any, y: Any) -> tuple[Any, Any]:
     """A table and its labels; those of the stream if none are given."""
     if not is_stream(X):
         return X, y
-    found = spooled(X)
+    found = spool(X)
     return found, found.y if y is None else y
 
 
@@ -410,14 +410,14 @@ class SourceMixin:
             X, the header or None, and the `others`.
         """
         X, header, _ = open_table(X)
-        some = sample_of(X, shared_seed(getattr(self, "random_state", 0)))  # no parameter of all
+        some = sample_of(X, common_seed(getattr(self, "random_state", 0)))  # no parameter of all
         if some is None:
             return X, header, *others
         return np.array(X[some]), header, *(v if v is None else take_rows(v, some) for v in others)
 
-    def _shared_random(self) -> np.random.RandomState:
+    def _common_random(self) -> np.random.RandomState:
         """The random numbers of a fit, which are the same on all processes."""
-        found: np.random.RandomState = check_random_state(shared_seed(self.random_state))
+        found: np.random.RandomState = check_random_state(common_seed(self.random_state))
         return found
 
 
@@ -426,7 +426,7 @@ def open_table(X: Any, y: Any = None) -> tuple[Any, Any, Any]:
 
     These are those of the stream if none are given.
     """
-    X, y = labelled(X, y)
+    X, y = table_and_labels(X, y)
     return (X.table, X.header, y) if isinstance(X, Spool) else (X, None, y)
 
 

@@ -54,7 +54,7 @@ def trial_net(
     net.completion_ = recipe.complete
     rows = rows.with_own_imputations()
     try:
-        net.hold_out(recipe.completed(held_out, generator), log_ratios, n_times)
+        net.hold_out(recipe.complete_copies(held_out, generator), log_ratios, n_times)
         recipe.initialise(net.module_.energy, rows)
         net.partial_fit(recipe.deduplicate(rows))
     except (DivergenceError, SamplingError):

@@ -99,7 +99,7 @@ def test_the_monitor_weighs_chains_as_the_rows_they_started_from(energy):
 def test_held_out_loss_is_a_mean_and_does_not_flicker(case, energy, kind):
     objective, x, w = case.make(energy, penalty=PENALTIES["all"]), data(), weights(kind)
     state, batch = later(objective, x), Batch(x, weight=w)
-    values = [objective.held_out(batch, state, seeded(seed)).item() for seed in (0, 1)]
+    values = [objective.validation_loss(batch, state, seeded(seed)).item() for seed in (0, 1)]
     assert values[0] == values[1]
     w = torch.ones(6, dtype=DOUBLE) if w is None else w
     if isinstance(objective, ExactLikelihood):
@@ -120,11 +120,11 @@ def test_to_start_badly_is_not_to_diverge(case, energy):
     if case.persistent:
         state = with_chains(state, torch.zeros(N_CHAINS, D, dtype=DOUBLE))
     logs = look(objective, Batch(x), state)
-    assert isinstance(objective.diverged(logs), str)
-    assert objective.diverged(logs, before=logs) is None
+    assert isinstance(objective.divergence_reason(logs), str)
+    assert objective.divergence_reason(logs, before=logs) is None
     loss = "energy_gap" if "energy_gap" in logs else "loss"
     for name in (loss, "largest_weight"):  # each alone, if it has risen
-        assert isinstance(objective.diverged(logs, logs | {name: logs[name] - 2}), str)
+        assert isinstance(objective.divergence_reason(logs, logs | {name: logs[name] - 2}), str)
 
 
 def test_a_model_worse_than_chance_is_a_divergence(case, energy):
@@ -137,19 +137,19 @@ def test_a_model_worse_than_chance_is_a_divergence(case, energy):
     state = later(objective, x, 1)
     if case.persistent:
         state = with_chains(state, torch.zeros(N_CHAINS, D, dtype=DOUBLE))
-    assert isinstance(objective.diverged(look(objective, Batch(x), state)), str)
+    assert isinstance(objective.divergence_reason(look(objective, Batch(x), state)), str)
     with torch.no_grad():  # the same data under the uniform distribution are fine
         energy.visible_bias.zero_()
     state = later(objective, x, 1)
-    assert objective.diverged(look(objective, Batch(x), state)) is None
+    assert objective.divergence_reason(look(objective, Batch(x), state)) is None
 
 
 def test_a_step_that_chains_cannot_follow_is_a_divergence(case, energy):
     """The engine adds the energies' change in one step, in nats, to what the monitor says."""
     objective, x = case.make(energy), data()
     logs = look(objective, Batch(x), later(objective, x))
-    assert objective.diverged(logs | {"energy_change": 0.01}) is None
-    assert isinstance(objective.diverged(logs | {"energy_change": 1000.0}), str)
+    assert objective.divergence_reason(logs | {"energy_change": 0.01}) is None
+    assert isinstance(objective.divergence_reason(logs | {"energy_change": 1000.0}), str)
 
 
 def test_runaway_weights_are_a_divergence(case, energy):
@@ -159,5 +159,5 @@ def test_runaway_weights_are_a_divergence(case, energy):
     state = objective.start(Batch(x), seeded(1))
     if case.persistent:
         state = with_chains(state, x)
-    reason = objective.diverged(look(objective, Batch(x), state))
+    reason = objective.divergence_reason(look(objective, Batch(x), state))
     assert reason is not None

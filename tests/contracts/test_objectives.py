@@ -655,7 +655,7 @@ def test_integer_weights_are_repeated_rows(name):
     packed, expected = objective.pack(after_few.state), objective.pack(after_many.state)
     for key, value in packed.items():
         torch.testing.assert_close(value, expected[key], equal_nan=True)
-    held_out = [objective.held_out(batch, state, seeded(1)) for batch in (many, few)]
+    held_out = [objective.validation_loss(batch, state, seeded(1)) for batch in (many, few)]
     torch.testing.assert_close(*held_out)
 
 
@@ -701,8 +701,8 @@ def test_a_batch_without_weight_does_not_pull(name):
         torch.testing.assert_close(grad, torch.zeros_like(grad))
     for value in objective.pack(loss.state).values():
         assert value is None or torch.isfinite(value).all()
-    assert objective.diverged(look(objective, batch, loss.state)) is None
-    assert torch.isfinite(objective.held_out(batch, loss.state, seeded(0)))
+    assert objective.divergence_reason(look(objective, batch, loss.state)) is None
+    assert torch.isfinite(objective.validation_loss(batch, loss.state, seeded(0)))
 
 
 def test_a_weighted_mean_repeats_rows():
@@ -768,7 +768,7 @@ def test_looking_changes_nothing(case, training):
     grads, _ = gradient(objective, Batch(x), state, seed=5)
     before = {name: value.clone() for name, value in objective.state_dict().items()}
     global_state = torch.get_rng_state()
-    for look_at in (objective.monitor, objective.held_out):
+    for look_at in (objective.monitor, objective.validation_loss):
         found = look_at(Batch(x), state, seeded(0))
         for value in found.values() if isinstance(found, dict) else [found]:
             assert not value.requires_grad
@@ -789,7 +789,9 @@ def test_rows_without_weight_do_not_show(name):
     w = torch.cat([torch.ones(6, dtype=DOUBLE), torch.zeros(6, dtype=DOUBLE)])
     alone, together = Batch(x[:6], weight=w[:6]), Batch(x, weight=w)
     assert look(objective, together, state) == pytest.approx(look(objective, alone, state))
-    found = [objective.held_out(batch, state, seeded(0)).item() for batch in (alone, together)]
+    found = [
+        objective.validation_loss(batch, state, seeded(0)).item() for batch in (alone, together)
+    ]
     assert found[0] == pytest.approx(found[1])
 
 
@@ -801,8 +803,8 @@ def test_a_heavy_batch_is_no_divergence(name):
     light = look(objective, Batch(x), state)
     heavy = look(objective, Batch(x, weight=torch.full((6,), 10.0, dtype=DOUBLE)), state)
     assert heavy == pytest.approx(light)
-    assert objective.diverged(light) is None
-    assert objective.diverged(heavy) is None
+    assert objective.divergence_reason(light) is None
+    assert objective.divergence_reason(heavy) is None
 
 
 @pytest.mark.parametrize("name", those(penalised=False))
@@ -810,10 +812,10 @@ def test_numbers_that_are_not_finite_are_a_divergence(name):
     objective, x = ALL[name].make(), ALL[name].rows()
     logs = look(objective, Batch(x), later(objective, x))
     assert "loss" in logs
-    assert objective.diverged(logs) is None
+    assert objective.divergence_reason(logs) is None
     for name in logs:
         for bad in (float("nan"), float("inf"), -float("inf")):
-            assert isinstance(objective.diverged(logs | {name: bad}), str), (name, bad)
+            assert isinstance(objective.divergence_reason(logs | {name: bad}), str), (name, bad)
 
 
 @lead
@@ -822,11 +824,11 @@ def test_the_held_out_loss_is_a_mean(case, kind):
     """The engine weighs batches by their total weight itself."""
     objective, x, w = case.make(), case.rows(), weights(kind)
     state = later(objective, x)
-    value = objective.held_out(Batch(x, weight=w), state, seeded(4))
+    value = objective.validation_loss(Batch(x, weight=w), state, seeded(4))
     assert value.shape == ()
-    assert torch.equal(value, objective.held_out(Batch(x, weight=w), state, seeded(4)))
+    assert torch.equal(value, objective.validation_loss(Batch(x, weight=w), state, seeded(4)))
     if w is not None:
-        again = objective.held_out(Batch(x, weight=5 * w), state, seeded(4))
+        again = objective.validation_loss(Batch(x, weight=5 * w), state, seeded(4))
         torch.testing.assert_close(again, value)
 
 
@@ -838,7 +840,7 @@ def test_the_held_out_loss_does_not_flicker(name):
     state = later(objective, x)
     held_out, forward = [], []
     for seed in range(30):
-        held_out.append(objective.held_out(Batch(x), state, seeded(seed)))
+        held_out.append(objective.validation_loss(Batch(x), state, seeded(seed)))
         forward.append(objective(Batch(x), state, seeded(seed)).value.detach())
     spread, of_forward = (torch.stack(values).std() for values in (held_out, forward))
     assert spread <= of_forward / 2 + 1e-12
@@ -875,7 +877,7 @@ def test_a_plain_objective_is_differentiated():
     logs = look(objective, batch, state)
     value = -(w @ log_weight(energy, x) / w.sum()).item()
     assert logs == pytest.approx({"loss": value, "energy_gap": value})
-    assert objective.held_out(batch, state, seeded()).item() == pytest.approx(value)
-    assert objective.diverged(logs) is None
-    assert "energy_gap" in objective.diverged(logs | {"energy_gap": float("nan")})
+    assert objective.validation_loss(batch, state, seeded()).item() == pytest.approx(value)
+    assert objective.divergence_reason(logs) is None
+    assert "energy_gap" in objective.divergence_reason(logs | {"energy_gap": float("nan")})
     assert objective.work(20) == pytest.approx(2 * objective.work(10))

@@ -52,12 +52,12 @@ from skebm import (
     TractableDensity,
 )
 from skebm.base.processes import (
-    collected,
+    collect_warnings,
     lock_of,
     n_threads,
     own_modes,
     repeat,
-    seeded,
+    seed_modules,
     threads,
     warn,
 )
@@ -377,7 +377,7 @@ def test_weights_are_those_of_the_global_generator():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         expected = make()
-    with seeded(generator):
+    with seed_modules(generator):
         found = make()
     assert all(torch.equal(one, two) for one, two in zip(expected, found, strict=True))
 
@@ -387,10 +387,10 @@ def test_warnings_are_collected_in_one_thread_alone():
         with pytest.warns(UserWarning, match="other"):
             warn("the other thread")
 
-    with collected() as caught:
+    with collect_warnings() as caught:
         warn("mine")
         in_thread(other)
-        with collected() as inner:
+        with collect_warnings() as inner:
             warn("inner")
         repeat(inner)
     assert [one.message for one in caught] == ["mine", "inner"]

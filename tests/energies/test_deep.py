@@ -13,8 +13,8 @@ from skebm.estimators.deep.meanfield import (
     MeanField,
     bound_of,
     importance_bound,
+    means_after_steps,
     recognition_maps,
-    refined,
     solve,
     variational_bound,
 )
@@ -153,7 +153,7 @@ def test_gradient_is_that_of_the_contrast(sizes, centering):
     if centering.precondition:
         return
     # That of the weights of centred units, by the chain rule.
-    at = own.start(x, None).updated(x, energy.hidden(x).mean.detach(), share, centering.rate)
+    at = own.start(x, None).moving_average(x, energy.hidden(x).mean.detach(), share, centering.rate)
     weight = (plain[0] - plain[2][:, None] * at.visible - at.hidden[:, None] * plain[1]) * mask
     torch.testing.assert_close(found[0], weight, atol=1e-10, rtol=1e-6)
     torch.testing.assert_close(found[1], plain[1] - weight.t() @ at.hidden, atol=1e-10, rtol=1e-6)
@@ -210,7 +210,7 @@ def test_mean_field_steps_raise_the_bound():
         assert float(found.residual.max()) <= 1e-6
         assert (found.n_steps > 0).all()
         row = torch.cat([bits(4), found.logit.sigmoid()], 1)
-        again = refined(energy, energy.layers, row, 3)
+        again = means_after_steps(energy, energy.layers, row, 3)
         torch.testing.assert_close(again, row[:, 4:], atol=1e-5, rtol=0)
 
 
@@ -255,7 +255,7 @@ def test_mixed_rows_sum_their_hidden_layers_out(hidden):
     every = [-energy(torch.cat([x, b.expand(6, -1)], 1)) for b in beside]
     torch.testing.assert_close(found, torch.stack(every).logsumexp(0).detach())
     with torch.no_grad():
-        padded = HiddenGiven(energy.padded(), layers, x, padded=True)
+        padded = HiddenGiven(energy.with_padding(), layers, x, padded=True)
         torch.testing.assert_close(padded.log_marginal(), found)
         logit = solve(padded, 1e-6, 300).logit
         assert (variational_bound(padded, logit) <= found + 1e-9).all()

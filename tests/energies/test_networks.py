@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from skebm import ScoreMatchingDensity
 from skebm.base import Real
 from skebm.base.energy import second_derivatives_of, value_and_input_grad_of
-from skebm.base.processes import seeded as seeded_globally
+from skebm.base.processes import seed_modules as seeded_globally
 from skebm.distributions import Gaussian, TruncatedGaussian, Uniform
 from skebm.energies import MLP, Conv, NeuralEnergy, Spec, build_network, whitening_of
 from skebm.energies.networks import ACTIVATIONS

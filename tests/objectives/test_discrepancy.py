@@ -455,9 +455,9 @@ def test_work_grows_with_the_negatives():
 def test_a_runaway_loss_is_a_divergence():
     objective = EnergyDiscrepancy(neural(), 0.5)
     before = {"loss": -1.0}
-    assert objective.diverged({"loss": 5.0}, before) is None
-    assert "rose" in objective.diverged({"loss": 100.0}, before)
-    assert "not finite" in objective.diverged({"loss": math.nan}, before)
+    assert objective.divergence_reason({"loss": 5.0}, before) is None
+    assert "rose" in objective.divergence_reason({"loss": 100.0}, before)
+    assert "not finite" in objective.divergence_reason({"loss": math.nan}, before)
 
 
 # ------------------------------------------------------------------------------

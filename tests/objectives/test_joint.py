@@ -273,7 +273,7 @@ def test_nats_of_the_rows_may_be_paid_for_nats_of_the_classes():
     before = calm | {"gain_over_base": 0.0, "cross_entropy": 1.0}
     for fall, bought, lost in ((0.9, 0.05, False), (0.9, 0.03, True), (0.4, -0.5, False)):
         logs = calm | {"gain_over_base": -fall, "cross_entropy": 1.0 - bought}
-        reason = objective.diverged(logs, before)
+        reason = objective.divergence_reason(logs, before)
         assert ("less likely than under the base" in (reason or "")) == lost
 
 

@@ -461,10 +461,10 @@ def test_a_roll_back_keeps_chains_and_offsets_and_a_second_one_the_offsets(energ
     objective, x = pcd(1)(energy, centered=True), data()
     energy.base = uniform(energy)
     state = later(objective, x)
-    after = objective.rolled_back(state, Batch(x), seeded(3))
+    after = objective.state_after_roll_back(state, Batch(x), seeded(3))
     assert torch.equal(after.chain.x, state.chain.x)
     assert torch.equal(after.chain.aux, state.chain.aux)
-    again = objective.rolled_back(after, Batch(x), seeded(3), tries=2)
+    again = objective.state_after_roll_back(after, Batch(x), seeded(3), tries=2)
     assert again.chain.aux is None
     assert energy.domain.contains(again.chain.x).all()
     assert again.n_batches == state.n_batches == 2

@@ -149,7 +149,7 @@ def test_values_and_gradients_are_those_of_the_sums(rule, name):
         assert_same(found, autograd(loss, energy), rtol=1e-9, atol=1e-11)
         torch.testing.assert_close(value.value, loss(energy).detach())
         mean = (share * spelled_out(rule, energy, x)).sum() / share.sum()
-        torch.testing.assert_close(objective.held_out(batch, None, seeded()), mean.detach())
+        torch.testing.assert_close(objective.validation_loss(batch, None, seeded()), mean.detach())
 
 
 @pytest.mark.parametrize("name", [name for name in ENERGIES if "network" not in name])
@@ -285,7 +285,7 @@ def test_penalties_are_those_of_the_couplings(rule):
     torch.testing.assert_close(found["bias"], without["bias"])
     looks = [o.monitor(batch, None, seeded())["loss"] for o in (plain, penalised)]
     torch.testing.assert_close(looks[1] - looks[0], cost)
-    held_out = [o.held_out(batch, None, seeded()) for o in (plain, penalised)]
+    held_out = [o.validation_loss(batch, None, seeded()) for o in (plain, penalised)]
     torch.testing.assert_close(*held_out)
 
 

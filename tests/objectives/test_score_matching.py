@@ -467,7 +467,7 @@ def test_looks_take_no_step_of_spectral_norms():
     assert moved() == []
     assert objective.training
     assert energy.network.layers[0].training
-    objective.eval().held_out(Batch(x), None, seeded())
+    objective.eval().validation_loss(Batch(x), None, seeded())
     assert moved() == []
     objective.train()(Batch(x), None, seeded())
     assert moved()

@@ -268,13 +268,15 @@ def test_a_small_effective_sample_size_gives_a_warning():
 def test_weights_without_a_mean_give_no_estimate():
     log_w = -2 * torch.rand(4000, generator=seeded(), dtype=DOUBLE).log()
     with pytest.warns(ConvergenceWarning, match="log Z is nan.*wider"):
-        found = ImportanceSampling()._summarised(log_w, unbounded=True)
+        found = ImportanceSampling()._estimate_of_weights(log_w, unbounded=True)
     assert math.isnan(found.value)
     assert math.isnan(found.std_error)
     assert math.isnan(found.pessimistic)
     assert "Pareto index" in found.reason
     with pytest.warns(ConvergenceWarning, match="far above this estimate"):
-        assert math.isfinite(ImportanceSampling()._summarised(log_w, unbounded=False).value)
+        assert math.isfinite(
+            ImportanceSampling()._estimate_of_weights(log_w, unbounded=False).value
+        )
 
 
 @pytest.mark.parametrize("unbounded", [True, False])
@@ -286,7 +288,7 @@ def test_a_heavy_tail_that_carries_little_gives_no_warning(unbounded):
     assert pareto_k(log_w) > 0.7
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = ImportanceSampling()._summarised(log_w, unbounded)
+        found = ImportanceSampling()._estimate_of_weights(log_w, unbounded)
     assert found.ess > 0.5 * len(log_w)
     assert found.std_error < 0.02
 

@@ -128,7 +128,7 @@ def test_the_graph_of_a_boltzmann_machine_has_its_energy(kind):
 @pytest.mark.parametrize("seed", leading(3, range(10)))
 def test_renaming_units_makes_balanced_couplings_positive(seed):
     graph = pairwise_graph(boltzmann_machine(seed, kind="flipped"))
-    flipped = graph.flipped(graph.flips)
+    flipped = graph.with_flips(graph.flips)
     assert (flipped.couplings > 0).all()
     x = ROWS.numpy()
     states = np.where(graph.flips, 1 - x, x)

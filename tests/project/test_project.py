@@ -11,7 +11,7 @@ import yaml
 
 import skebm
 import skebm.training
-from skebm.estimators.storage import installed_version, nets
+from skebm.estimators.storage import nets, package_version
 from tests.project.test_contributing import blocks
 from tests.support.tiers import full
 from tools.oldest import oldest
@@ -74,7 +74,7 @@ def test_the_types_are_shipped():
 
 
 def test_there_is_one_version():
-    assert skebm.__version__ == installed_version()
+    assert skebm.__version__ == package_version()
     assert "version" in PROJECT["dynamic"]
 
 
@@ -85,7 +85,7 @@ def test_an_unknown_version_is_one(monkeypatch):
         raise nets.PackageNotFoundError(name)
 
     monkeypatch.setattr(nets, "version", missing)
-    assert installed_version() == "0+unknown"
+    assert package_version() == "0+unknown"
 
 
 # ------------------------------------------------------------------------------

@@ -179,7 +179,7 @@ def joint_energy(energy, x, h):
     if isinstance(energy, ClassRBM):
         y, units = h[:, : energy.n_classes], h[:, energy.n_classes :]
         pairs = torch.einsum("mk,jk,mj->m", y, energy.class_weight, units)
-        return joint_energy(energy.machine, x, units) - (y @ energy.class_bias + pairs)
+        return joint_energy(energy.rbm, x, units) - (y @ energy.class_bias + pairs)
     if isinstance(energy, SubspaceEnergy):
         gate, unit = h[:, : energy.n_gates], h[:, energy.n_gates :]
         products = gate.repeat_interleave(energy.n_subspace, 1) * unit

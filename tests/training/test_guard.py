@@ -54,10 +54,10 @@ class Hopeless(MALA):
 class Diary(ContrastiveDivergence):
     """Records the states it was rolled back to."""
 
-    def rolled_back(self, state, batch, generator, tries=1):
+    def state_after_roll_back(self, state, batch, generator, tries=1):
         self.weights = weights(self)
         self.given, self.seed = state, generator.initial_seed()
-        self.after = super().rolled_back(state, batch, generator, tries)
+        self.after = super().state_after_roll_back(state, batch, generator, tries)
         return self.after
 
 
@@ -207,9 +207,9 @@ class Sizes(ContrastiveDivergence):
     def monitor(self, batch, state, generator):
         return super().monitor(batch, state, generator) | {"size": weights(self).norm()}
 
-    def diverged(self, logs, before=None, n_rows=100):
+    def divergence_reason(self, logs, before=None, n_rows=100):
         self.judged = [*getattr(self, "judged", []), (before["size"], logs["size"])]
-        return super().diverged(logs, before, n_rows)
+        return super().divergence_reason(logs, before, n_rows)
 
 
 def test_divergence_is_judged_by_the_trained_weights():
@@ -237,7 +237,7 @@ HEALTHY = {
 
 def judged(n_rows=100, before=None, sampler=None, **changed):
     objective = ContrastiveDivergence(neural(3), sampler or MALA(STEP), FromData())
-    return objective.diverged(HEALTHY | changed, before, n_rows)
+    return objective.divergence_reason(HEALTHY | changed, before, n_rows)
 
 
 def test_healthy_numbers_are_no_divergence():
@@ -290,7 +290,7 @@ def test_only_samplers_that_reject_can_collapse():
 def test_rejections_of_deterministic_bits_are_no_collapse():
     """Flips are rejected there, and there is no step to halve."""
     objective = ContrastiveDivergence(binary("tree", 4), GibbsWithGradients(), FromData())
-    assert objective.diverged(HEALTHY | {"acceptance": 0.0}, None, 100) is None
+    assert objective.divergence_reason(HEALTHY | {"acceptance": 0.0}, None, 100) is None
 
 
 @pytest.mark.parametrize("energy", [lambda: binary("tree", 40), lambda: make_rbm(40, 3)])
@@ -300,7 +300,7 @@ def test_finite_domains_have_limits_of_their_own(energy):
     objective = ContrastiveDivergence(energy(), GibbsWithGradients(), FromData())
 
     def judged(before=None, n_rows=100, **changed):
-        return objective.diverged(HEALTHY | changed, before, n_rows)
+        return objective.divergence_reason(HEALTHY | changed, before, n_rows)
 
     assert judged() is None
     assert judged(energy_gap=uniform + 0.9) is None
@@ -322,7 +322,7 @@ def test_numbers_that_are_missing_are_no_reason():
     """Without a base there is no gain, before the first batch no acceptance."""
     objective = ContrastiveDivergence(neural(3, base=None), MALA(STEP), FromData())
     logs = {name: HEALTHY[name] for name in ("loss", "energy_gap", "energy_spread")}
-    assert objective.diverged(logs, {}, 100) is None
+    assert objective.divergence_reason(logs, {}, 100) is None
 
 
 # ------------------------------------------------------------------------------
@@ -482,9 +482,9 @@ def test_training_that_gains_nothing_ends_early_and_says_so_once():
 )
 def test_patience_grows_with_the_epochs(best, n_epochs, n_before, max_epochs, n_batches, ends):
     guard = Guard()
-    assert not guard.exhausted(n_epochs, n_before, max_epochs, n_batches)  # no held-out rows
+    assert not guard.is_exhausted(n_epochs, n_before, max_epochs, n_batches)  # no held-out rows
     guard.keep_best({"gain_over_base": 1.0, "gain_error": 0.1}, best, [])
-    assert guard.exhausted(n_epochs, n_before, max_epochs, n_batches) is ends
+    assert guard.is_exhausted(n_epochs, n_before, max_epochs, n_batches) is ends
 
 
 @pytest.mark.parametrize("estimator", leading(1, [ScoreMatchingDensity, NCEDensity]))

@@ -103,7 +103,7 @@ def test_moments_of_blocks_are_those_of_all_rows(tmp_path, weighted):
     weight = np.random.default_rng(1).random(len(X)) if weighted else None
     if weighted:
         weight[:256] = 0.0  # a block without weight
-    mean, variance = mapped.mapped_moments(MappedArray(map_of(tmp_path, X)), weight)
+    mean, variance = mapped.moments_of_map(MappedArray(map_of(tmp_path, X)), weight)
     centre = np.average(X, axis=0, weights=weight)
     assert_allclose(mean, centre, rtol=1e-14)
     assert_allclose(variance, np.average((X - centre) ** 2, axis=0, weights=weight), rtol=1e-7)
@@ -187,12 +187,12 @@ def test_parts_of_rows_of_a_map(tmp_path):
     assert not held_out.is_mapped
     together = np.concatenate([train.block(0, 810), held_out.block(0, 90)])
     assert_array_equal(np.sort(together, axis=0), np.sort(X, axis=0))
-    sample = found.sampled(0)
+    sample = found.subsample(0)
     assert (len(sample), sample.n_table, sample.whole) == (300, 900, found)
-    assert_array_equal(sample.x, found.sampled(0).x)
-    assert not torch.equal(sample.x, found.sampled(1).x)
+    assert_array_equal(sample.x, found.subsample(0).x)
+    assert not torch.equal(sample.x, found.subsample(1).x)
     _, new = found.split(250, torch.Generator().manual_seed(0))
-    both = np.concatenate([new.block(0, 250), found.sampled(1).x])
+    both = np.concatenate([new.block(0, 250), found.subsample(1).x])
     assert len(np.unique(both, axis=0)) == 550  # none of the last sample
     assert found.counts.untyped_storage().nbytes() == 8  # no memory for equal weights
     assert_array_equal(

@@ -144,11 +144,11 @@ def test_a_model_of_a_stream_is_that_of_its_rows(tmp_path, name):
 def test_numbers_that_float32_does_not_hold_are_written_in_float64(dtype):
     X = table(dtype=np.float64) * 1000 + 1e8
     X = X.astype(dtype)
-    spool = streams.spooled(TensorDataset(torch.from_numpy(X)))
+    spool = streams.spool(TensorDataset(torch.from_numpy(X)))
     assert spool.table.dtype == np.float64
     assert_array_equal(spool.table, X)
     bits = (table() > 0).astype(np.uint8)
-    assert streams.spooled(TensorDataset(torch.from_numpy(bits))).table.dtype == np.float32
+    assert streams.spool(TensorDataset(torch.from_numpy(bits))).table.dtype == np.float32
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -161,9 +161,9 @@ def test_labels_beside_rows_of_a_data_set():
     assert found.classes_.tolist() == [0, 1]
     assert_array_equal(found.predict_proba(pairs), found.predict_proba(X))
     assert_array_equal(found.predict(Once(X)), found.predict(X))
-    spool, labels = streams.labelled(Once(X, y), None)
+    spool, labels = streams.table_and_labels(Once(X, y), None)
     assert_array_equal(labels, y)
-    assert streams.labelled(Once(X, y), y[::-1])[1] is not spool.y
+    assert streams.table_and_labels(Once(X, y), y[::-1])[1] is not spool.y
     with pytest.raises(ValueError, match="requires y to be passed"):
         JEMClassifier(**kind).fit(Once(X), None)
 

@@ -4,11 +4,11 @@ Nothing here, nor anywhere else in skebm, changes what belongs to the process: g
 types, filters of warnings and numbers of threads are those of its user.
 """
 
-from skebm.base.processes.draws import draws_from, may_draw, seeded
+from skebm.base.processes.draws import draws_from, may_draw, seed_modules
 from skebm.base.processes.entrance import enter_all, inside
 from skebm.base.processes.locks import lock_of
 from skebm.base.processes.modes import own_modes
-from skebm.base.processes.notices import collected, repeat, warn
+from skebm.base.processes.notices import collect_warnings, repeat, warn
 from skebm.base.processes.threads import n_threads, set_threads, threads
 from skebm.base.processes.workers import (
     Reduction,
@@ -23,7 +23,7 @@ from skebm.base.processes.workers import (
 __all__ = [
     "Reduction",
     "Workers",
-    "collected",
+    "collect_warnings",
     "draws_from",
     "enter_all",
     "in_worker",
@@ -37,7 +37,7 @@ __all__ = [
     "reduce_gradients",
     "reducing",
     "repeat",
-    "seeded",
+    "seed_modules",
     "set_threads",
     "threads",
     "warn",

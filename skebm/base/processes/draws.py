@@ -51,7 +51,7 @@ class Drawing(TorchDispatchMode):
         if like is not None:
             return like(torch.empty_like(args[0], **kwargs), generator=self.generator)
         if func is OPERATIONS.native_dropout.default:
-            return _dropped(self.generator, *args, **kwargs)
+            return _dropout(self.generator, *args, **kwargs)
         if _is_certain(func, args, kwargs):
             return func(*args, **kwargs)
         raise RuntimeError(
@@ -81,7 +81,7 @@ def _random_form(func: Any) -> tuple[Any, bool]:
     return None, True
 
 
-def _dropped(generator: torch.Generator, x: Any, p: float, train: bool | None) -> Any:
+def _dropout(generator: torch.Generator, x: Any, p: float, train: bool | None) -> Any:
     """Dropout and its mask."""
     if train is False or not p:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
@@ -105,7 +105,7 @@ def draws_from(generator: torch.Generator) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def seeded(generator: torch.Generator) -> Iterator[None]:
+def seed_modules(generator: torch.Generator) -> Iterator[None]:
     """Let every module draw from a new generator in the block, seeded by one draw of another.
 
     The other one then moves on by that draw, whatever the modules do.

@@ -48,7 +48,7 @@ def inside(function: Callable[..., Any]) -> Callable[..., Any]:
     return entering
 
 
-def entered(cls: Class) -> Class:
+def enter_methods(cls: Class) -> Class:
     """A class whose public methods and properties, inherited ones of skebm too, are :func:`inside`.
 
     So are the methods by which it is stored and loaded. It changes the classes that define them.
@@ -58,9 +58,9 @@ def entered(cls: Class) -> Class:
             continue
         for name, value in list(vars(owner).items()):
             if not name.startswith("_") or name in ("__getstate__", "__setstate__", "__call__"):
-                found = _entering(value)
-                if found is not value:
-                    setattr(owner, name, found)
+                entering = _entering(value)
+                if entering is not value:
+                    setattr(owner, name, entering)
     return cls
 
 
@@ -69,11 +69,11 @@ def enter_all(module: ModuleType) -> None:
     for name in module.__all__:
         value = getattr(module, name)
         if inspect.isfunction(value):
-            found = _once(value)
-            setattr(module, name, found)
-            setattr(sys.modules[value.__module__], name, found)  # where pickle looks for it
+            entering = _once(value)
+            setattr(module, name, entering)
+            setattr(sys.modules[value.__module__], name, entering)  # where pickle looks for it
         elif inspect.isclass(value):
-            entered(value)
+            enter_methods(value)
 
 
 def _entering(value: Any) -> Any:

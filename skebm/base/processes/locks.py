@@ -24,10 +24,10 @@ def lock_of(owner: Any) -> Any:
     True
     """
     with _GUARD:
-        found = _LOCKS.get(owner)
-        if found is None:
-            found = _LOCKS[owner] = threading.RLock()
-        return found
+        lock = _LOCKS.get(owner)
+        if lock is None:
+            lock = _LOCKS[owner] = threading.RLock()
+        return lock
 
 
 def _new() -> None:

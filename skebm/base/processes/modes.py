@@ -134,21 +134,25 @@ class OwnDefaults(TorchFunctionMode):
             return func(*args, **kwargs | {"dtype": torch.float32})
         return self._of_type(func, args, kwargs, func(*args, **kwargs))
 
-    def _of_type(self, func: Any, args: Any, kwargs: dict[str, Any], found: Any) -> Any:
+    def _of_type(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> Any:
         """The result, again in float32 where it has the default type for want of another one."""
         default = torch.get_default_dtype()
-        if default is torch.float32 or not isinstance(found, Tensor) or found.dtype is not default:
-            return found
+        if (
+            default is torch.float32
+            or not isinstance(result, Tensor)
+            or result.dtype is not default
+        ):
+            return result
         given = (*args, *kwargs.values())
         if getattr(func, "__name__", "") in TYPED or any(map(_has_own_type, given)):
-            return found
+            return result
         if func in WITH_DATA | OF_NUMBERS:
             return func(*args, **kwargs | {"dtype": torch.float32})
         if not any(isinstance(value, Tensor) for value in args):
-            return found.to(torch.float32)
+            return result.to(torch.float32)
         as_float = _as_choice if getattr(func, "__name__", "") == "where" else _as_float
         again = func(*map(as_float, args), **{k: as_float(v) for k, v in kwargs.items()})
-        return again if again.dtype is torch.float32 else found.to(torch.float32)
+        return again if again.dtype is torch.float32 else result.to(torch.float32)
 
 
 def _has_own_type(value: Any) -> bool:

@@ -33,7 +33,7 @@ def warn(message: str | Warning, category: type[Warning] = UserWarning) -> None:
     """Issue a warning that points to the line of the program, whichever method it called.
 
     So it is shown for each such line: Python shows a text once for each place that it points to.
-    Within :func:`collected` it is kept for the caller instead.
+    Within :func:`collect_warnings` it is kept for the caller instead.
     """
     frame, level = sys._getframe(1), 2
     while frame.f_globals.get("__name__", "").partition(".")[0] in BETWEEN:
@@ -41,28 +41,28 @@ def warn(message: str | Warning, category: type[Warning] = UserWarning) -> None:
             level = 2
             break
         frame, level = frame.f_back, level + 1
-    found = _COLLECTED.get()
-    if found is None:
+    notices = _COLLECTED.get()
+    if notices is None:
         warnings.warn(message, category, stacklevel=level)
         return
     kind = type(message) if isinstance(message, Warning) else category
-    found.append(Notice(message, kind, frame.f_code.co_filename, frame.f_lineno))
+    notices.append(Notice(message, kind, frame.f_code.co_filename, frame.f_lineno))
 
 
 @contextlib.contextmanager
-def collected() -> Iterator[list[Notice]]:
+def collect_warnings() -> Iterator[list[Notice]]:
     """Collect the warnings of skebm that this thread issues in the block, and show none of them.
 
-    >>> from skebm.base.processes import collected, warn
-    >>> with collected() as caught:
+    >>> from skebm.base.processes import collect_warnings, warn
+    >>> with collect_warnings() as caught:
     ...     warn("The chains have not converged.")
     >>> [one.message for one in caught]
     ['The chains have not converged.']
     """
-    found: list[Notice] = []
-    token = _COLLECTED.set(found)
+    notices: list[Notice] = []
+    token = _COLLECTED.set(notices)
     try:
-        yield found
+        yield notices
     finally:
         _COLLECTED.reset(token)
 
@@ -74,9 +74,9 @@ def collecting() -> bool:
 
 def repeat(notices: Iterable[Notice]) -> None:
     """Issue warnings that were collected, which point to where they pointed then."""
-    found = _COLLECTED.get()
+    collection = _COLLECTED.get()
     for one in notices:
-        if found is None:
+        if collection is None:
             warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
         else:
-            found.append(one)
+            collection.append(one)

@@ -21,7 +21,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from skebm.base.processes.modes import own_modes
-from skebm.base.processes.notices import Notice, collected, collecting, repeat
+from skebm.base.processes.notices import Notice, collect_warnings, collecting, repeat
 
 
 def in_worker() -> bool:
@@ -107,18 +107,18 @@ class Workers(Parallel):
 
     def results(self, calls: Iterable[tuple[Any, ...]]) -> list[Any]:
         """Results of calls ``(function, *arguments)``."""
-        here, found = (_process(), collecting(), get_config()), []
-        for result, caught in self(delayed(_called)(here, *call) for call in calls):
+        here, results = (_process(), collecting(), get_config()), []
+        for result, caught in self(delayed(_call)(here, *call) for call in calls):
             repeat(caught)
-            found.append(result)
-        return found
+            results.append(result)
+        return results
 
 
 def _process() -> tuple[str, int]:
     return platform.node(), os.getpid()
 
 
-def _called(
+def _call(
     parent: tuple[Any, bool, dict[str, Any]], function: Any, *args: Any
 ) -> tuple[Any, list[Notice]]:
     """Result of a call, and the warnings that it issued where the parent would not see them.
@@ -130,7 +130,7 @@ def _called(
     with config_context(**config), own_modes():
         if process == _process() and not is_collecting:
             return function(*args), []
-        with collected() as caught:
+        with collect_warnings() as caught:
             result = function(*args)
     return result, caught
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from skebm.base import Real
-from skebm.base.processes import own_modes, seeded
+from skebm.base.processes import own_modes, seed_modules
 from skebm.base.sampler import whole_number, whole_numbers
 from skebm.base.torchtools import adamw
 from skebm.distributions._fitting import (
@@ -333,7 +333,7 @@ class NormalizingFlow(Distribution):
     def _check_shapes(self) -> None:
         """Raise `ValueError` unless the flow draws rows of d columns and gives their densities."""
         generator = torch.Generator(self.centre.device).manual_seed(0)
-        with torch.no_grad(), seeded(generator):
+        with torch.no_grad(), seed_modules(generator):
             distribution = _distribution(self.flow)
             z = distribution.rsample((2,))
             d = self.domain.n_columns
@@ -432,7 +432,7 @@ class NormalizingFlow(Distribution):
         if generator is None:
             generator = torch.Generator(x.device).manual_seed(0)
         d, config = x.shape[1], None
-        with seeded(generator):
+        with seed_modules(generator):
             if isinstance(flow, str):
                 config = config_of_kind(flow, d, transforms, hidden_sizes)
                 module = build(config, d)
@@ -448,7 +448,7 @@ class NormalizingFlow(Distribution):
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         size = max(1, CHUNK // (PER_ENTRY * self.domain.n_columns))
-        with torch.no_grad(), seeded(self._check_generator(generator)):
+        with torch.no_grad(), seed_modules(self._check_generator(generator)):
             draws = [
                 _distribution(self.flow).rsample((min(size, n - start),))
                 for start in range(0, n, size)
@@ -461,7 +461,7 @@ class NormalizingFlow(Distribution):
 
         Both are differentiable with respect to the weights of the flow that require a gradient.
         """
-        with seeded(self._check_generator(generator)):
+        with seed_modules(self._check_generator(generator)):
             distribution = _distribution(self.flow)
             if hasattr(distribution, "rsample_and_log_prob"):
                 z, value = distribution.rsample_and_log_prob((n,))
@@ -544,7 +544,7 @@ class NormalizingFlow(Distribution):
         super().__setstate__({k: v for k, v in state.items() if k != "flow"})
         flow = state["flow"]
         if self._config is not None:
-            with own_modes(), seeded(torch.Generator().manual_seed(0)):
+            with own_modes(), seed_modules(torch.Generator().manual_seed(0)):
                 flow = build(self._config, self.domain.n_columns).to(self.centre.dtype)
                 flow.load_state_dict({k: torch.tensor(v) for k, v in state["flow"].items()})
         self.flow = _frozen(flow)

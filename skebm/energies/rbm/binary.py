@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from skebm.base import Binary, BipartiteEnergy, Centering, Clamp, Conditional, Penalty
 from skebm.base.domains import enumeration_cost
-from skebm.base.torchtools import enlarged, softplus
+from skebm.base.torchtools import softplus, zero_pad
 from skebm.base.units import Bernoulli
 from skebm.distributions import Distribution, IndependentBernoulli, Tilt
 from skebm.distributions.independent import log_sum
@@ -211,7 +211,7 @@ class BernoulliRBM(BipartiteEnergy):
             change[:, :known] -= self.structure.flip_log_ratio(x[:, :known])
         return change
 
-    def padded(self, multiple: int = 16) -> BernoulliRBM:
+    def with_padding(self, multiple: int = 16) -> BernoulliRBM:
         """Copy with both layers filled up to a multiple by units that are never on.
 
         At such shapes BLAS rounds every row of a product alike, wherever it stands.
@@ -227,7 +227,7 @@ class BernoulliRBM(BipartiteEnergy):
             Binary((n_visible + right,)),
             Binary((n_hidden + down,)),
         )
-        copy.weight = nn.Parameter(enlarged(self.weight.detach(), right, down))
+        copy.weight = nn.Parameter(zero_pad(self.weight.detach(), right, down))
         off = -1e4  # sigmoid and softplus are 0 there in every precision
         copy.visible_bias = nn.Parameter(
             nn.functional.pad(self.visible_bias, (0, right), value=off)

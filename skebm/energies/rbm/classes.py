@@ -21,7 +21,7 @@ from skebm.base import (
     Penalty,
 )
 from skebm.base.contrast import means_of
-from skebm.base.torchtools import enlarged, softplus_sum
+from skebm.base.torchtools import softplus_sum, zero_pad
 from skebm.base.units import Bernoulli
 from skebm.distributions._fitting import draw_index
 from skebm.energies.rbm.gradient import (
@@ -86,7 +86,7 @@ class ClassRBM(BipartiteEnergy):
 
     Parameters
     ----------
-    machine : MixedRBM
+    rbm : MixedRBM
         The RBM of x, whose visible units may be of any kind.
     n_classes : int
         K.
@@ -97,7 +97,7 @@ class ClassRBM(BipartiteEnergy):
 
     Attributes
     ----------
-    machine : MixedRBM
+    rbm : MixedRBM
     class_weight : Parameter of shape (n_hidden, n_classes)
         U.
     class_bias : Parameter of shape (n_classes,)
@@ -117,8 +117,8 @@ class ClassRBM(BipartiteEnergy):
     >>> from skebm.distributions import IndependentBernoulli
     >>> from skebm.energies import ClassRBM, MixedRBM
     >>> generator = torch.Generator().manual_seed(0)
-    >>> machine = MixedRBM(IndependentBernoulli(torch.zeros(4)), 2, generator=generator)
-    >>> energy = ClassRBM(machine, 3, generator=generator, scale=0.0)
+    >>> rbm = MixedRBM(IndependentBernoulli(torch.zeros(4)), 2, generator=generator)
+    >>> energy = ClassRBM(rbm, 3, generator=generator, scale=0.0)
     >>> energy.log_class_proba(torch.ones(1, 4)).exp().detach()  # nothing is known of them yet
     tensor([[0.3333, 0.3333, 0.3333]])
     """
@@ -129,29 +129,29 @@ class ClassRBM(BipartiteEnergy):
 
     def __init__(
         self,
-        machine: MixedRBM,
+        rbm: MixedRBM,
         n_classes: int,
         *,
         generator: torch.Generator,
         scale: float = 0.01,
     ):
         super().__init__()
-        weight = machine.weight
+        weight = rbm.weight
         new: dict[str, Any] = {"dtype": weight.dtype, "device": generator.device}
         drawn = torch.randn(len(weight), n_classes, generator=generator, **new)
-        self._set(machine, nn.Parameter(scale * drawn), nn.Parameter(torch.zeros(n_classes, **new)))
+        self._set(rbm, nn.Parameter(scale * drawn), nn.Parameter(torch.zeros(n_classes, **new)))
 
-    def _set(self, machine: MixedRBM, weight: nn.Parameter, bias: nn.Parameter) -> None:
-        self.machine, self.class_weight, self.class_bias = machine, weight, bias
-        self.domain, units = machine.domain, machine.hidden_domain
+    def _set(self, rbm: MixedRBM, weight: nn.Parameter, bias: nn.Parameter) -> None:
+        self.rbm, self.class_weight, self.class_bias = rbm, weight, bias
+        self.domain, units = rbm.domain, rbm.hidden_domain
         self.hidden_domain = Mixed((Categorical((len(bias),)), units))
 
-    def _of(self, machine: MixedRBM, weight: Tensor, bias: Tensor) -> ClassRBM:
-        """Another machine and other parameters of the classes, which are not trained."""
+    def _of(self, rbm: MixedRBM, weight: Tensor, bias: Tensor) -> ClassRBM:
+        """Another RBM and other parameters of the classes, which are not trained."""
         copy = object.__new__(ClassRBM)
         nn.Module.__init__(copy)
         frozen = [nn.Parameter(part.detach(), requires_grad=False) for part in (weight, bias)]
-        copy._set(machine, *frozen)
+        copy._set(rbm, *frozen)
         return copy.train(self.training)
 
     def extra_repr(self) -> str:
@@ -165,12 +165,12 @@ class ClassRBM(BipartiteEnergy):
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """Weights W of the RBM of x, (H, d)."""
-        return self.machine.weight
+        return self.rbm.weight
 
     @property
     def base(self) -> Any:
         """Base of the RBM of x."""
-        return self.machine.base
+        return self.rbm.base
 
     # ---------------------------------------------------------------- classes
 
@@ -180,7 +180,7 @@ class ClassRBM(BipartiteEnergy):
         It is the log of the sum over hidden units of exp(-beta E(x, y, h)), without the visible
         part.
         """
-        return self._logits(self.machine.hidden_field(x), beta)
+        return self._logits(self.rbm.hidden_field(x), beta)
 
     def _logits(self, field: Tensor, beta: float | Tensor = 1.0) -> Tensor:
         """The same of the log-odds (n, H) of the hidden units at beta = 1, without the class."""
@@ -196,14 +196,14 @@ class ClassRBM(BipartiteEnergy):
 
     def joint_free_energy(self, x: Tensor) -> Tensor:
         """-log sum_h exp(-E(x, y, h)) of every class, (n, K)."""
-        return self.machine.visible_energy(x)[:, None] - self.class_logits(x)
+        return self.rbm.visible_energy(x)[:, None] - self.class_logits(x)
 
     def given(self, label: int) -> MixedRBM:
         """The RBM of x whose hidden biases are those of a class: p(x given y).
 
         Its log Z is that of the class, less the bias d of the class.
         """
-        copy = self.machine.annealed(1.0)
+        copy = self.rbm.annealed(1.0)
         with torch.no_grad():
             copy.hidden_bias.add_(self.class_weight[:, label])
         return copy
@@ -212,12 +212,12 @@ class ClassRBM(BipartiteEnergy):
 
     def free_energy(self, x: Tensor, beta: float | Tensor = 1.0) -> Tensor:
         """-log sum_{y, h} exp(-beta E(x, y, h)), (n,); `beta` of shape (k, 1) gives (k, n)."""
-        visible = beta * self.machine.visible_energy(x)
+        visible = beta * self.rbm.visible_energy(x)
         return visible - self.class_logits(x, beta).logsumexp(-1)
 
     def hidden(self, x: Tensor, beta: float = 1.0) -> ClassesAndUnits:
         """p(y, h given x) at inverse temperature `beta`."""
-        field = self.machine.hidden_field(x)
+        field = self.rbm.hidden_field(x)
         return self._hidden(field, self._logits(field, beta), beta)
 
     def _hidden(self, field: Tensor, logits: Tensor, beta: float = 1.0) -> ClassesAndUnits:
@@ -228,7 +228,7 @@ class ClassRBM(BipartiteEnergy):
 
     def visible(self, h: Tensor, beta: float = 1.0, field: Tensor | None = None) -> Conditional:
         """p(x given y, h) under a field, as :meth:`MixedRBM.visible`; y has no influence."""
-        return self.machine.visible(h[:, self.n_classes :], beta, field)
+        return self.rbm.visible(h[:, self.n_classes :], beta, field)
 
     def hidden_energy(
         self,
@@ -240,7 +240,7 @@ class ClassRBM(BipartiteEnergy):
         """-log sum_x exp(-beta E(x, y, h) + field' x), x as clamped where it is, (n,)."""
         y, units = h[:, : self.n_classes], h[:, self.n_classes :]
         of_class = y @ self.class_bias + (units * (y @ self.class_weight.t())).sum(1)
-        return self.machine.hidden_energy(units, beta, field, clamp) - beta * of_class
+        return self.rbm.hidden_energy(units, beta, field, clamp) - beta * of_class
 
     def annealed(self, beta: float, start: Any = None) -> ClassRBM:
         """The model whose parameters are on the line from those of a start, at 0, to these, at 1.
@@ -248,25 +248,25 @@ class ClassRBM(BipartiteEnergy):
         By default all parameters are multiplied by `beta`: at 0 the model is the base with free
         classes and hidden units.
         """
-        machine = self.machine.annealed(beta, start)
-        return self._of(machine, beta * self.class_weight, beta * self.class_bias)
+        rbm = self.rbm.annealed(beta, start)
+        return self._of(rbm, beta * self.class_weight, beta * self.class_bias)
 
     def base_alone(self) -> ClassRBM:
         """The base with free classes and without hidden units: its log Z is log K, exactly."""
         start = self.annealed(0.0)
-        machine = start.machine.first_units(0)
-        return self._of(machine, start.class_weight[:0], start.class_bias)
+        rbm = start.rbm.first_units(0)
+        return self._of(rbm, start.class_weight[:0], start.class_bias)
 
     def wider_base(self) -> WiderColumns:
         """A start of annealing that covers modes far from the base, that of the RBM of x."""
-        return self.machine.wider_base()
+        return self.rbm.wider_base()
 
-    def padded(self) -> ClassRBM:
+    def with_padding(self) -> ClassRBM:
         """A copy whose RBM of x is filled up with units that are never on."""
-        machine = self.machine.padded()
-        down = len(machine.weight) - len(self.class_weight)
-        weight = enlarged(self.class_weight.detach(), 0, down)
-        return self._of(machine, weight, self.class_bias)
+        rbm = self.rbm.with_padding()
+        down = len(rbm.weight) - len(self.class_weight)
+        weight = zero_pad(self.class_weight.detach(), 0, down)
+        return self._of(rbm, weight, self.class_bias)
 
     def contrast_gradient(
         self, centering: Centering | None, penalty: Penalty | None
@@ -297,7 +297,7 @@ class ClassGradient(ContrastGradient):
                 "sparsity_target is not available with classes: use l1 and l2 of Penalty alone."
             )
         self.energy, self.centering, self.penalty = energy, centering, penalty
-        self.of_rows = energy.machine.contrast_gradient(centering, None)
+        self.of_rows = energy.rbm.contrast_gradient(centering, None)
         self._rows: Tensor | None = None
 
     def start(self, x: Tensor, weight: Tensor | None) -> Offsets | None:
@@ -352,7 +352,7 @@ class ClassGradient(ContrastGradient):
         energy, n = self.energy, len(x)
         self._rows = memory(self._rows, (n + len(chain), x.shape[1]), x)
         rows = torch.cat([x, chain], out=self._rows)
-        field = energy.machine.hidden_field(rows)
+        field = energy.rbm.hidden_field(rows)
         log_share = energy._logits(field).log_softmax(1)
         p = log_share.exp()
         weights = sign[:, None] * p
@@ -366,7 +366,7 @@ class ClassGradient(ContrastGradient):
         if offsets is not None:
             assert self.centering is not None
             seen = torch.cat([x, p[:n]], 1)
-            offsets = offsets.updated(seen, units, share, self.centering.rate)
+            offsets = offsets.moving_average(seen, units, share, self.centering.rate)
         self._write(rows, weights, signed, of_class, offsets)
         return offsets, layer, log_share[:n]
 
@@ -396,12 +396,12 @@ class ClassGradient(ContrastGradient):
         offsets: Offsets | None,
     ) -> None:
         """Write ``.grad`` of all parameters, centred at the offsets."""
-        energy, machine = self.energy, self.energy.machine
+        energy, rbm = self.energy, self.energy.rbm
         sign, hidden = weights.sum(1), signed.sum(0)
         rest = self.of_rows.contrast_of_rest(sign, rows, signed)
         right, at_x = self.of_rows.statistics(rows), None
         of_y = Gradient(of_class, weights.sum(0), hidden)
-        out = memory(machine.weight.grad, machine.weight.shape, machine.weight)
+        out = memory(rbm.weight.grad, rbm.weight.shape, rbm.weight)
         if offsets is None:
             plain = weight = torch.mm(signed.t(), right, out=out)
             of_x = Gradient(weight, sign @ right, hidden)
@@ -418,8 +418,8 @@ class ClassGradient(ContrastGradient):
         if rest is not None:  # the signs of hidden means are in the weights of their classes
             rest = (*rest[:2], hidden)
         self.of_rows.write_rest(rest, Gradient(plain, of_x.visible, of_x.hidden), at_x)
-        machine.weight.grad, machine.visible_bias.grad = of_x.weight, of_x.visible
-        machine.hidden_bias.grad = of_x.hidden
+        rbm.weight.grad, rbm.visible_bias.grad = of_x.weight, of_x.visible
+        rbm.hidden_bias.grad = of_x.hidden
         energy.class_weight.grad, energy.class_bias.grad = of_y.weight, of_y.visible
         if self.penalty is not None:
             self._add_penalty(at_x, offsets)
@@ -460,21 +460,21 @@ class ClassGradient(ContrastGradient):
 
     def _add_penalty(self, at_x: Offsets | None, offsets: Offsets | None) -> None:
         """Add the gradient of the penalties, centred as the others."""
-        energy, machine, penalty = self.energy, self.energy.machine, self.penalty
+        energy, rbm, penalty = self.energy, self.energy.rbm, self.penalty
         assert penalty is not None
         d = energy.domain.n_columns
         at_y = None if offsets is None else Offsets(offsets.visible[d:], offsets.hidden)
         blocks = (
-            (machine.weight, machine.visible_bias, at_x, self.of_rows.relative_variance),
+            (rbm.weight, rbm.visible_bias, at_x, self.of_rows.relative_variance),
             (energy.class_weight, energy.class_bias, at_y, relative_variance),
         )
         for weight, bias, at, variance in blocks:
-            zeros = torch.zeros_like(bias), torch.zeros_like(machine.hidden_bias)
+            zeros = torch.zeros_like(bias), torch.zeros_like(rbm.hidden_bias)
             gradient = Gradient(penalty.l1 * weight.sign() + penalty.l2 * weight, *zeros)
             gradient = center_gradient(gradient, at)
             if at is not None and self.centering is not None and self.centering.precondition:
                 power = self.centering.precondition
                 gradient = precondition_gradient(gradient, at, variance(at.visible), power)
-            for parameter, value in zip((weight, bias, machine.hidden_bias), gradient, strict=True):
+            for parameter, value in zip((weight, bias, rbm.hidden_bias), gradient, strict=True):
                 assert parameter.grad is not None
                 parameter.grad += value

@@ -108,7 +108,7 @@ class RBMGradient(ContrastGradient):
         penalty = None if self.penalty is None else self._penalty_gradient(x, h_data, share)
         if offsets is not None:
             assert self.centering is not None
-            offsets = offsets.updated(x, h_data, share, self.centering.rate)
+            offsets = offsets.moving_average(x, h_data, share, self.centering.rate)
         at = self.at_statistics(offsets)
         gradient = sum_of_signed_products(
             sign, self.statistics(rows), h, at, self.energy.tensors[0].grad
@@ -157,7 +157,7 @@ class RBMGradient(ContrastGradient):
         """
         if offsets is not None:
             assert self.centering is not None
-            offsets = offsets.updated(x, h, share, self.centering.rate)
+            offsets = offsets.moving_average(x, h, share, self.centering.rate)
         penalty = self._penalty_gradient(x, h, share)
         self._write(center_gradient(gradient, offsets), penalty, offsets)
         return offsets

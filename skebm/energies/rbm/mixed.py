@@ -21,7 +21,7 @@ from skebm.base import (
 )
 from skebm.base.domains import columns_of, enumeration_cost, parts_of
 from skebm.base.energy import are_bits, difference_of_levels, differences_of, discrete_columns
-from skebm.base.torchtools import enlarged, softplus, softplus_sum
+from skebm.base.torchtools import softplus, softplus_sum, zero_pad
 from skebm.base.units import Bernoulli
 from skebm.distributions import (
     Columns,
@@ -388,7 +388,7 @@ class MixedRBM(BipartiteEnergy):
             total = total - (of_class + torch.stack(norms, 1)).logsumexp(1)
         return total
 
-    def padded(self, multiple: int = 16) -> MixedRBM:
+    def with_padding(self, multiple: int = 16) -> MixedRBM:
         """A copy with both layers filled up to a multiple by units that are never on.
 
         At such shapes BLAS rounds every row of a product alike, wherever it stands.
@@ -397,7 +397,7 @@ class MixedRBM(BipartiteEnergy):
         right, down = -n_visible % multiple, -n_hidden % multiple
         copy = self.annealed(1.0)
         copy._n_right = right
-        weight = enlarged(copy.weight.detach(), right, down)
+        weight = zero_pad(copy.weight.detach(), right, down)
         visible = nn.functional.pad(copy.visible_bias, (0, right))
         hidden = nn.functional.pad(copy.hidden_bias, (0, down), value=-1e4)
         for name, value in zip(TENSORS, (weight, visible, hidden), strict=True):

@@ -76,7 +76,7 @@ class Frame(NamedTuple):
         """f with f' u = field' (x - centre), of the shape of `field`."""
         return field * self.scale if self.scale.dim() == 1 else field @ self.scale
 
-    def transposed(self, covector: Tensor) -> Tensor:
+    def pullback(self, covector: Tensor) -> Tensor:
         """f with f' (x - centre) = covector' u, of the shape of `covector`."""
         if self.inverse.dim() == 1:
             return covector * self.inverse
@@ -354,10 +354,10 @@ class SpikeSlabEnergy(BipartiteEnergy):
         p, frame, width = self.spike_logits(z).sigmoid(), self.frame, self.log_precision.exp()
         reach = self.slab_mean + z
         of_z = p * reach - z
-        gradient = frame.transposed(self.visible_bias - width * u + of_z @ self.weight)
+        gradient = frame.pullback(self.visible_bias - width * u + of_z @ self.weight)
         of_zz = p * (1 - p) * reach.square() - (1 - p)
-        patterns = frame.transposed(self.weight)  # W_i for x instead of u, (H, d)
-        second = of_zz @ patterns.square() - frame.transposed(width.sqrt().diag()).square().sum(0)
+        patterns = frame.pullback(self.weight)  # W_i for x instead of u, (H, d)
+        second = of_zz @ patterns.square() - frame.pullback(width.sqrt().diag()).square().sum(0)
         return gradient, second
 
     def spike_logits(self, z: Tensor) -> Tensor:
@@ -472,7 +472,7 @@ class SpikeSlabEnergy(BipartiteEnergy):
             [self.base.with_covariance_times(WIDER**2)], {"log_precision": log_precision}
         )
 
-    def padded(self, multiple: int = 16) -> SpikeSlabEnergy:
+    def with_padding(self, multiple: int = 16) -> SpikeSlabEnergy:
         """A copy with both layers filled up to a multiple by units that are never on.
 
         At such shapes BLAS rounds every row of a product alike, wherever it stands.

@@ -266,9 +266,9 @@ class SubspaceEnergy(BipartiteEnergy):
         """A start of annealing that covers modes far from the base, that of the RBM."""
         return self.rbm.wider_base()
 
-    def padded(self) -> SubspaceEnergy:
+    def with_padding(self) -> SubspaceEnergy:
         """A copy whose RBM is filled up with units that are never on, and belong to no gate."""
-        return self._of(self.rbm.padded(), self.gate_bias)
+        return self._of(self.rbm.with_padding(), self.gate_bias)
 
     # ---------------------------------------------------------------- changes of one column
 

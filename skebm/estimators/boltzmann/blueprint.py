@@ -133,7 +133,7 @@ class BoltzmannBlueprint(JointBlueprint):
         if not energy.domain.contains(rows.block(0, len(rows))).all():
             return  # probabilities have no pseudo-likelihood
         convex = self.with_rule("pseudo_likelihood")
-        found = convex.trained(rows, torch.Generator(rows.device).manual_seed(0))
+        found = convex.fit_objective(rows, torch.Generator(rows.device).manual_seed(0))
         energy.load_state_dict(found.energy.state_dict())
 
     def with_rule(self, learning: str) -> BoltzmannBlueprint:
@@ -149,7 +149,7 @@ class BoltzmannBlueprint(JointBlueprint):
         """The same on a graph with other edges."""
         return replace(self, edges=edges)
 
-    def trained(
+    def fit_objective(
         self,
         rows: Rows,
         generator: torch.Generator,
@@ -166,7 +166,7 @@ class BoltzmannBlueprint(JointBlueprint):
         return objective
 
     def deduplicate(self, rows: Rows) -> Rows:
-        return rows.merged() if self.searches else rows
+        return rows.without_duplicates() if self.searches else rows
 
     def partition_input(self, name: str, energy: Any, net: EnergyNet, reference: Tensor) -> Any:
         if name == "base":
@@ -400,7 +400,7 @@ def choose_ridge(
         last: BoltzmannMachine | None = None
         for i, precision in enumerate(PRECISIONS):
             model = convex.with_penalties(0.0, factor * precision / n_train)
-            found = model.trained(train, generator, last, ROUGH)
+            found = model.fit_objective(train, generator, last, ROUGH)
             last = found.energy
             total[i] += loss_of(found, held_out)
     return blueprint.with_penalties(blueprint.l1, PRECISIONS[int(total.argmin())] / n)
@@ -428,5 +428,5 @@ def without(rows: Rows, part: Tensor) -> Rows:
 def loss_of(objective: Any, rows: Rows) -> float:
     """Sum of the loss over rows, without penalties."""
     batch = Batch(rows.block(0, len(rows)), None, rows.counts.to(rows.dtype))
-    mean = objective.held_out(batch, None, torch.Generator())
+    mean = objective.validation_loss(batch, None, torch.Generator())
     return float(mean) * float(rows.counts.sum())

@@ -22,7 +22,7 @@ from skebm._validation import (
 )
 from skebm.base import Clamp, Sampler
 from skebm.base.sampler import whole_number
-from skebm.estimators._docs import shared_docs
+from skebm.estimators._docs import insert_shared_docs
 from skebm.estimators.base import (
     DENSITY_CONSTRAINTS,
     BaseDensity,
@@ -72,7 +72,7 @@ RATE, PCD_RATE = 0.01, 0.003
 BLOCK, N_DRAWS, N_DRAW_STEPS = 10_000, 10_000, 200
 
 
-@shared_docs
+@insert_shared_docs
 class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
     r"""Fully visible Boltzmann machine: couplings, a graph and a density of discrete columns.
 
@@ -260,7 +260,7 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
 
     # ---------------------------------------------------------------- hooks of the base class
 
-    def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
+    def _check_array_options(self, *, reset: bool) -> dict[str, Any]:
         return {"accept_sparse": "csr"}
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> Table:
@@ -295,12 +295,12 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
             last = self._blueprint
             unseen, base, start, edges = last.unseen, last.base, last.start, last.edges
             if not hasattr(self, "path_"):
-                check_same_edges(edges, self._allowed_edges(table, unseen))
+                check_same_edges(edges, self._edge_mask(table, unseen))
         else:
             unseen, base = unseen_states(rows), independent(rows, table.domain)
             start = nearest_start(rows, base)
             warn_of_unseen(unseen, table.column_at)
-            edges = self._allowed_edges(table, unseen)
+            edges = self._edge_mask(table, unseen)
         found = BoltzmannBlueprint(
             table=table,
             plan=with_l1(plan, l1) if plan.optimizer == "owlqn" else plan,
@@ -315,7 +315,7 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
             sampler=None if self.sampler is None else clone(self.sampler),
             chains=self._chains(learning),
         )
-        return found if before is not None else self._chosen(found, rows, l2)
+        return found if before is not None else self._with_graph_and_penalty(found, rows, l2)
 
     def _penalties(self, learning: str, spins: bool) -> tuple[float, float | None]:
         """Penalties of couplings of bits, which are four times those of spins; None for "auto"."""
@@ -329,7 +329,7 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
             return l1, None
         return l1, float(self.l2) / (16.0 if spins else 1.0)
 
-    def _chosen(
+    def _with_graph_and_penalty(
         self, found: BoltzmannBlueprint, rows: Rows, l2: float | None
     ) -> BoltzmannBlueprint:
         """The blueprint with the graph and the ridge penalty that the rows choose."""
@@ -341,12 +341,12 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
             found, self.path_ = choose_graph(found, rows, asked, generator)
         return choose_ridge(found, rows, generator) if l2 is None else found
 
-    def _allowed_edges(self, table: Any, unseen: np.ndarray) -> np.ndarray:
+    def _edge_mask(self, table: Any, unseen: np.ndarray) -> np.ndarray:
         """Pairs of entries that may be coupled, (D, D)."""
-        found = entry_edges(self._checked_edges(), table)
+        found = entry_edges(self._check_edges(), table)
         return found & ~unseen & ~unseen[:, None]
 
-    def _checked_edges(self) -> np.ndarray | None:
+    def _check_edges(self) -> np.ndarray | None:
         """Pairs of columns that may be coupled, (d, d) of bool."""
         if self.edges is None:
             return None
@@ -534,7 +534,7 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
                 energy, clamp.apply(guess), n_steps, generator, clamp=clamp
             )
             blocks.append(state.x.cpu())
-        return self._blueprint.table.filled(X, torch.cat(blocks))
+        return self._blueprint.table.with_imputations(X, torch.cat(blocks))
 
     def standard_errors(self, X: Any, sample_weight: Any = None) -> CouplingErrors:
         r"""Asymptotic standard errors of couplings and fields, without regard to penalties.
@@ -567,7 +567,7 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
         Sinica 21, section 2.3. Hyvärinen (2006), "Consistency of pseudolikelihood estimation of
         fully visible Boltzmann machines", Neural Computation 18(10).
         """
-        rows, blueprint = self._weighted_rows(X, sample_weight), self._blueprint
+        rows, blueprint = self._rows_with_weights(X, sample_weight), self._blueprint
         if blueprint.learning == "perturb_and_map":
             raise ValueError(
                 "perturb-and-MAP matches the moments of another distribution, whose errors are not "
@@ -581,7 +581,7 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
         order = self._entry_order()
         return CouplingErrors(couplings.numpy()[order][:, order], bias.numpy()[order])
 
-    def _weighted_rows(self, X: Any, sample_weight: Any) -> Rows:
+    def _rows_with_weights(self, X: Any, sample_weight: Any) -> Rows:
         check_is_fitted(self)
         X = self._validate(X)
         weight = check_weight(sample_weight, X)

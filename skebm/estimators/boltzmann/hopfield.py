@@ -25,7 +25,7 @@ from skebm._validation import (
     warn,
 )
 from skebm.energies import BoltzmannMachine
-from skebm.estimators.base import asked_for, atomic, warn_without_effect
+from skebm.estimators.base import atomic, non_default_parameters, warn_without_effect
 from skebm.estimators.tables.frames import frame_like
 from skebm.training.streams import SourceMixin
 
@@ -121,16 +121,16 @@ class Memory(abc.ABC):
         """Energy of each row, (n,)."""
 
     @abc.abstractmethod
-    def updated(self, rows: np.ndarray, order: np.ndarray | None) -> np.ndarray:
+    def next_rows(self, rows: np.ndarray, order: np.ndarray | None) -> np.ndarray:
         """New rows: all columns at once, or if there is an order, one after the other."""
 
-    def moved(self, new: np.ndarray, old: np.ndarray) -> np.ndarray:
+    def has_changed(self, new: np.ndarray, old: np.ndarray) -> np.ndarray:
         """Whether a row has changed, (n,)."""
         return (new != old).any(1)
 
-    def kept(self, patterns: np.ndarray) -> np.ndarray:
+    def is_stable(self, patterns: np.ndarray) -> np.ndarray:
         """Whether a step leaves a stored pattern nearly as it is, (n,)."""
-        return (self.updated(patterns, None) * patterns).mean(1) >= KEPT
+        return (self.next_rows(patterns, None) * patterns).mean(1) >= KEPT
 
 
 class QuadraticMemory(Memory):
@@ -146,22 +146,22 @@ class QuadraticMemory(Memory):
         energies: np.ndarray = -((rows @ self.coupling) * rows).sum(1) / 2
         return energies
 
-    def updated(self, rows: np.ndarray, order: np.ndarray | None) -> np.ndarray:
+    def next_rows(self, rows: np.ndarray, order: np.ndarray | None) -> np.ndarray:
         if order is None:
-            return self._aligned(rows @ self.coupling, rows)
+            return self._signs_of_fields(rows @ self.coupling, rows)
         s = rows.T.copy()  # a column of rows is contiguous
         for columns in np.array_split(order, -(-len(order) // BLOCK)):
             field = self.coupling[columns] @ s
             within = self.coupling[np.ix_(columns, columns)]
             for k, i in enumerate(columns):
-                new = self._aligned(field[k], s[i])
+                new = self._signs_of_fields(field[k], s[i])
                 change = new - s[i]
                 if change.any():
                     field[k + 1 :] += np.outer(within[k + 1 :, k], change)
                     s[i] = new
         return s.T
 
-    def _aligned(self, field: np.ndarray, spins: np.ndarray) -> np.ndarray:
+    def _signs_of_fields(self, field: np.ndarray, spins: np.ndarray) -> np.ndarray:
         """The signs of fields; at a tie, a spin stays as it is."""
         return np.where(np.abs(field) <= self.tie, spins, np.sign(field))
 
@@ -188,7 +188,7 @@ class ExponentialMemory(Memory):
         )
         return energies
 
-    def updated(self, rows: np.ndarray, order: np.ndarray | None) -> np.ndarray:
+    def next_rows(self, rows: np.ndarray, order: np.ndarray | None) -> np.ndarray:
         s = rows.T.copy()
         exponent = self.decisive * (self.patterns @ s) + self.log_counts
         weight, total = _weights(exponent)
@@ -273,7 +273,7 @@ class RealMemory(Memory):
         energies: np.ndarray = nearest - logsumexp(self.beta * affinity + self.log_counts, axis=1)
         return energies
 
-    def updated(self, rows: np.ndarray, order: np.ndarray | None) -> np.ndarray:
+    def next_rows(self, rows: np.ndarray, order: np.ndarray | None) -> np.ndarray:
         return self.centre + self._weights(rows) @ self.patterns
 
     def _weights(self, rows: np.ndarray) -> np.ndarray:
@@ -282,10 +282,10 @@ class RealMemory(Memory):
         weights: np.ndarray = softmax(self.beta * affinity + self.log_counts, axis=1)
         return weights
 
-    def moved(self, new: np.ndarray, old: np.ndarray) -> np.ndarray:
+    def has_changed(self, new: np.ndarray, old: np.ndarray) -> np.ndarray:
         return np.abs(new - old).max(1) > STILL * self.scale
 
-    def kept(self, patterns: np.ndarray) -> np.ndarray:
+    def is_stable(self, patterns: np.ndarray) -> np.ndarray:
         """Whether half of the weight of its update is a stored pattern's own, (n,)."""
         weights = self._weights(patterns)
         own = self.patterns[weights.argmax(1)] == patterns - self.centre
@@ -342,9 +342,9 @@ def iterate(
     n_steps, cycle = np.zeros(len(rows), dtype=int), np.zeros(len(rows), dtype=int)
     active, past, past_step = np.arange(len(rows)), rows.copy(), 0
     for step in range(1, max_steps + 1):
-        new = memory.updated(rows[active], next(orders))
-        moved = memory.moved(new, rows[active])
-        repeats = moved & ~memory.moved(new, past[active])
+        new = memory.next_rows(rows[active], next(orders))
+        moved = memory.has_changed(new, rows[active])
+        repeats = moved & ~memory.has_changed(new, past[active])
         rows[active] = new
         n_steps[active[moved]] = step
         cycle[active[~moved]] = 1
@@ -556,17 +556,17 @@ class HopfieldMemory(SourceMixin, OneToOneFeatureMixin, TransformerMixin, BaseEs
             If there are more patterns than the rule can hold, if some are not kept, or if a
             parameter has no effect.
         """
-        X = self._validated(X, reset=True)
+        X = self._check_numbers(X, reset=True)
         self.coding_ = self._coding(X)
         self.patterns_ = X.copy()
         self.load_ = X.shape[0] / X.shape[1]
-        self._seed = draw_seed(self._shared_random())
-        self._memory = self._stored(self._states(X))
+        self._seed = draw_seed(self._common_random())
+        self._memory = self._memory_of(self._states(X))
         warn_without_effect(self._without_effect())
         self._warn_of_load()
         return self
 
-    def _validated(self, X: Any, *, reset: bool) -> np.ndarray:
+    def _check_numbers(self, X: Any, *, reset: bool) -> np.ndarray:
         """Finite numbers whose squares are finite, float64."""
         X = validate_data(self, X, dtype=np.float64, ensure_all_finite=False, reset=reset)
         for what, wrong in (("NaN", np.isnan(X)), ("infinity", np.isinf(X))):
@@ -606,7 +606,7 @@ class HopfieldMemory(SourceMixin, OneToOneFeatureMixin, TransformerMixin, BaseEs
             f'rule="{self.rule}" stores either bits (0 and 1) or spins (-1 and 1): {advice}'
         )
 
-    def _stored(self, states: np.ndarray) -> Memory:
+    def _memory_of(self, states: np.ndarray) -> Memory:
         """The memory of the patterns."""
         beta = None if self.beta == "auto" else float(self.beta)
         if self.coding_ == "real":
@@ -633,7 +633,7 @@ class HopfieldMemory(SourceMixin, OneToOneFeatureMixin, TransformerMixin, BaseEs
             reasons = {"update": "real rows are updated as a whole"}
         elif len(np.unique(self.patterns_, axis=0)) == 1:
             reasons = {"beta": "all patterns are alike"}
-        return {name: why for name, why in reasons.items() if name in asked_for(self)}
+        return {name: why for name, why in reasons.items() if name in non_default_parameters(self)}
 
     def _warn_of_load(self) -> None:
         """Warn where the rule cannot hold the patterns, in theory or as seen after one step."""
@@ -651,7 +651,7 @@ class HopfieldMemory(SourceMixin, OneToOneFeatureMixin, TransformerMixin, BaseEs
             return
         chosen = self._states(self.patterns_[_some(n)])
         kept = np.concatenate(
-            [memory.kept(chosen[part]) for part in gen_batches(len(chosen), memory.batch)]
+            [memory.is_stable(chosen[part]) for part in gen_batches(len(chosen), memory.batch)]
         )
         if not kept.all():
             warn(
@@ -691,10 +691,10 @@ class HopfieldMemory(SourceMixin, OneToOneFeatureMixin, TransformerMixin, BaseEs
         """Rows as the memory takes them: bits as spins."""
         return 2 * X - 1 if self.coding_ == "bits" else X
 
-    def _checked(self, X: Any) -> np.ndarray:
+    def _check_rows(self, X: Any) -> np.ndarray:
         """Validated rows in the coding of the patterns, as the memory takes them."""
         check_is_fitted(self)
-        X = self._validated(X, reset=False)
+        X = self._check_numbers(X, reset=False)
         if self.coding_ == "real":
             return X
         low = 0 if self.coding_ == "bits" else -1
@@ -720,7 +720,7 @@ class HopfieldMemory(SourceMixin, OneToOneFeatureMixin, TransformerMixin, BaseEs
             The rows; for each its number of steps, whether it has converged, and the length of its
             cycle.
         """
-        found = self._recall(self._checked(X))
+        found = self._recall(self._check_rows(X))
         return found._replace(rows=frame_like(X, found.rows))
 
     def _recall(self, states: np.ndarray) -> Recall:
@@ -758,7 +758,7 @@ class HopfieldMemory(SourceMixin, OneToOneFeatureMixin, TransformerMixin, BaseEs
         ConvergenceWarning
             If `max_steps` ended the recall of rows that still changed.
         """
-        states = self._checked(X)
+        states = self._check_rows(X)
         found = self._recall(states)
         lengths, counts = np.unique(found.cycle_length, return_counts=True)
         for length, count in zip(lengths, counts, strict=True):
@@ -789,7 +789,7 @@ class HopfieldMemory(SourceMixin, OneToOneFeatureMixin, TransformerMixin, BaseEs
         ndarray of shape (n_samples,)
             Lower is closer to what is stored. With quadratic rules it is about -d / 2 at patterns.
         """
-        states, memory = self._checked(X), self._memory
+        states, memory = self._check_rows(X), self._memory
         return np.concatenate(
             [memory.energy(states[part]) for part in gen_batches(len(states), memory.batch)]
         )
@@ -819,7 +819,7 @@ class HopfieldMemory(SourceMixin, OneToOneFeatureMixin, TransformerMixin, BaseEs
         if y is None or np.ndim(y) == 1:
             patterns = self._states(self.patterns_) - centre
             return float(largest_similarities(recalled, patterns).mean())
-        clean = self._checked(y) - centre
+        clean = self._check_rows(y) - centre
         if len(clean) != len(recalled):
             raise ValueError(f"y has {len(clean)} rows and X {len(recalled)}: they must be pairs.")
         return float(similarities(recalled, clean).mean())

@@ -137,13 +137,13 @@ def _by_ebic(
     graphs: list[np.ndarray] = []
     found: list[float] = []
     for l1 in progress_bar(values, desc="graphs", disable=not shows_progress(convex.plan.verbose)):
-        last = convex.with_penalties(l1, 0.0).trained(rows, generator, last, ROUGH).energy
+        last = convex.with_penalties(l1, 0.0).fit_objective(rows, generator, last, ROUGH).energy
         graphs.append(support(last, convex))
         if len(graphs) > 1 and np.array_equal(graphs[-1], graphs[-2]):
             found.append(found[-1])
             continue
         relaxed = convex.with_edges(graphs[-1]).with_penalties(0.0, 1.0 / n)
-        again = relaxed.trained(rows, generator, on_edges(last, graphs[-1]), ROUGH)
+        again = relaxed.fit_objective(rows, generator, on_edges(last, graphs[-1]), ROUGH)
         found.append(2 * loss_of(again, rows) + price * n_free(graphs[-1], convex))
         if len(found) - 1 - int(np.argmin(found)) >= PATIENCE:
             break
@@ -172,12 +172,12 @@ def _by_folds(
     for part in progress_bar(parts, desc="graphs", disable=not shows_progress(convex.plan.verbose)):
         train, held_out, last = without(rows, part), rows.subset(part), None
         for i, l1 in enumerate(values):
-            model = convex.with_penalties(l1, 0.0).trained(train, generator, last)
+            model = convex.with_penalties(l1, 0.0).fit_objective(train, generator, last)
             last = model.energy
             total[i] += loss_of(model, held_out)
     last, graphs = None, []
     for l1 in values:
-        last = convex.with_penalties(l1, 0.0).trained(rows, generator, last).energy
+        last = convex.with_penalties(l1, 0.0).fit_objective(rows, generator, last).energy
         graphs.append(support(last, convex))
     return graphs, list(total / float(rows.counts.sum()))
 

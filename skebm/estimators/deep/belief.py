@@ -36,23 +36,23 @@ from skebm._validation import (
 )
 from skebm.base import PartitionEstimator
 from skebm.base.energy import check_temperature
-from skebm.base.processes import collected
+from skebm.base.processes import collect_warnings
 from skebm.base.sampler import whole_number, whole_numbers
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
 from skebm.estimators.base import (
-    asked_for,
     assign_parameters,
     atomic,
+    non_default_parameters,
     set_by_name,
     warn_without_effect,
 )
 from skebm.estimators.deep.bounds import (
     all_states,
-    expected,
     is_summed,
+    log_mean_gain,
+    log_mean_gain_of_draws,
     log_state_gains,
-    sampled_gain,
 )
 from skebm.estimators.deep.module import hidden_map, sigmoid_network
 from skebm.estimators.rbm import RBMEstimator
@@ -240,7 +240,7 @@ class DeepBeliefNetwork(
         sizes = whole_numbers("hidden_layer_sizes", self.hidden_layer_sizes, 1)
         if not sizes:
             raise ValueError("hidden_layer_sizes must hold the size of at least one layer, got ().")
-        overrides = self._checked_layer_params(len(sizes))
+        overrides = self._check_layer_params(len(sizes))
         layers = []
         for k, (size, own) in enumerate(zip(sizes, overrides, strict=True)):
             layer = clone(self._template())
@@ -258,7 +258,7 @@ class DeepBeliefNetwork(
             layers.append(layer.set_output(transform="default"))
         return layers
 
-    def _checked_layer_params(self, n_layers: int) -> list[Mapping[str, Any]]:
+    def _check_layer_params(self, n_layers: int) -> list[Mapping[str, Any]]:
         """A dict of parameters for each RBM; `ValueError` that says what is wrong."""
         if self.layer_params is None:
             return [{}] * n_layers
@@ -286,12 +286,14 @@ class DeepBeliefNetwork(
             "n_components": "hidden_layer_sizes takes its place",
             "warm_start": "each fit starts anew",
         }
-        asked = asked_for(self._template())
+        asked = non_default_parameters(self._template())
         found = {f"rbm__{name}": why for name, why in reasons.items() if name in asked}
         unused = {"upper_input": "there is one layer"} if len(sizes) == 1 else {}
         if is_summed(sizes[:-1]):
             unused["n_draws"] = "the likelihood of layers as small, or of one alone, is exact"
-        return found | {name: why for name, why in unused.items() if name in asked_for(self)}
+        return found | {
+            name: why for name, why in unused.items() if name in non_default_parameters(self)
+        }
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -329,7 +331,7 @@ class DeepBeliefNetwork(
     def _fit(self, X: Any, sample_weight: Any) -> KeyboardInterrupt | None:
         """Fit and return what ended the training of an RBM, if anything did."""
         check_columns(self, X, reset=True)
-        random = self._shared_random()
+        random = self._common_random()
         layers = self._layers(random)
         warn_without_effect(self._without_effect([layer.n_components for layer in layers]))
         fitted: list[RBMEstimator] = []
@@ -485,7 +487,7 @@ class DeepBeliefNetwork(
         rows = self.rbms_[-1].sample(n_samples, random, **kind)
         for rbm in reversed(self.rbms_[:-1]):
             generator = rbm._generator(random)
-            draw = functools.partial(_drawn, generator=generator)
+            draw = functools.partial(_draw_of, generator=generator)
             rows = self._down(rbm, rows, draw, 1 / temperature)
         return rows
 
@@ -538,10 +540,10 @@ class DeepBeliefNetwork(
             with torch.no_grad():
                 plain = [rbm.energy_ for rbm in self.rbms_]
                 states, table = all_states(plain[0]), log_state_gains(plain)
-            gain = functools.partial(expected, energies[0], states=states, log_gain=table)
+            gain = functools.partial(log_mean_gain, energies[0], states=states, log_gain=table)
         else:
             gain = functools.partial(
-                sampled_gain, energies, n_draws=int(self.n_draws), seed=self._seed
+                log_mean_gain_of_draws, energies, n_draws=int(self.n_draws), seed=self._seed
             )
         return rows.map(gain, energies[0].domain.n_columns).numpy()
 
@@ -674,7 +676,7 @@ def _naming_layers(n_layers: int) -> Iterator[Callable[[int], Any]]:
 
     @contextlib.contextmanager
     def noting(k: int) -> Iterator[None]:
-        with collected() as caught:
+        with collect_warnings() as caught:
             yield
         for one in caught:
             text = str(one.message)
@@ -687,7 +689,7 @@ def _naming_layers(n_layers: int) -> Iterator[Callable[[int], Any]]:
         warn((which if n_layers > 1 else "") + text, category)
 
 
-def _drawn(conditional: Any, generator: torch.Generator) -> Tensor:
+def _draw_of(conditional: Any, generator: torch.Generator) -> Tensor:
     """A draw of a conditional."""
     found: Tensor = conditional.sample(generator)
     return found

@@ -25,7 +25,7 @@ from skebm.estimators.deep.meanfield import (
     VariationalEnergy,
     bound_of,
     enumerates_hidden,
-    refined,
+    means_after_steps,
     solve,
 )
 from skebm.estimators.deep.rows import FIRST_MEAN, HiddenEntries
@@ -155,9 +155,9 @@ class DeepBlueprint(RBMBlueprint):
         # Means outlive weights that diverged and were rolled back: they must not bring nan along.
         # Where the weights themselves are nan, so are the new means, and the guard notices.
         x = torch.where(x.isnan(), FIRST_MEAN, x)
-        return torch.cat([x[:, :d], refined(energy, self.layers, x, steps)], 1)
+        return torch.cat([x[:, :d], means_after_steps(energy, self.layers, x, steps)], 1)
 
-    def completed(self, rows: Rows, generator: torch.Generator) -> Rows:
+    def complete_copies(self, rows: Rows, generator: torch.Generator) -> Rows:
         """Held-out rows, or copies that draws of the base complete where columns are missing."""
         if not self.hidden.completes:
             return rows
@@ -181,7 +181,7 @@ class DeepBlueprint(RBMBlueprint):
 
     def scoring_energy(self, energy: Any) -> Any:
         domain = self.table.domain
-        return VariationalEnergy(energy.padded(), self.layers, domain, self.mean_field).eval()
+        return VariationalEnergy(energy.with_padding(), self.layers, domain, self.mean_field).eval()
 
     def proper_score(self, rows: Rows, energy: Any) -> Tensor:
         if self.table.block(NumberBlock) is not None:

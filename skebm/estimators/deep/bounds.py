@@ -61,12 +61,12 @@ def log_state_gains(energies: Sequence[BipartiteEnergy]) -> Tensor:
         if k < len(energies) - 2:
             above = all_states(upper)
             size = max(1, MAX_PAIRS // len(above))
-            gain += torch.cat([expected(upper, part, above, found) for part in h.split(size)])
+            gain += torch.cat([log_mean_gain(upper, part, above, found) for part in h.split(size)])
         found = gain
     return found
 
 
-def expected(energy: BipartiteEnergy, x: Tensor, states: Tensor, log_gain: Tensor) -> Tensor:
+def log_mean_gain(energy: BipartiteEnergy, x: Tensor, states: Tensor, log_gain: Tensor) -> Tensor:
     """log of the mean of exp(`log_gain`) over the hidden states given x, (n,); exact.
 
     Parameters
@@ -83,7 +83,9 @@ def expected(energy: BipartiteEnergy, x: Tensor, states: Tensor, log_gain: Tenso
     return (log_q + log_gain).logsumexp(1)
 
 
-def sampled_gain(energies: Sequence[BipartiteEnergy], x: Tensor, n_draws: int, seed: int) -> Tensor:
+def log_mean_gain_of_draws(
+    energies: Sequence[BipartiteEnergy], x: Tensor, n_draws: int, seed: int
+) -> Tensor:
     """Log of the mean of exp(gain) over draws of the hidden layers given x, (n,), float64.
 
     Direction: exp of it is unbiased, so that it is a lower bound of the gain in expectation, which

@@ -15,7 +15,7 @@ from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
 from skebm.energies.deep import Layers
-from skebm.estimators._docs import shared_docs
+from skebm.estimators._docs import insert_shared_docs
 from skebm.estimators.base import (
     DENSITY_CONSTRAINTS,
     BaseDensity,
@@ -26,7 +26,7 @@ from skebm.estimators.deep.blueprint import DeepBlueprint, design_deep, warn_unl
 from skebm.estimators.deep.meanfield import MeanField, PosteriorMeans, recognition_maps
 from skebm.estimators.deep.module import sigmoid_network
 from skebm.estimators.deep.rows import HiddenEntries
-from skebm.estimators.rbm.choice import BaseChoice, Trials
+from skebm.estimators.rbm.choice import BaseChoice, ValidationFits
 from skebm.estimators.rbm.drawing import LayersDensityMixin
 from skebm.estimators.rbm.missing import hidden_means, log_sums
 from skebm.estimators.tables.bases import (
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 N_MEAN_STEPS = 100
 
 
-@shared_docs
+@insert_shared_docs
 class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
     r"""Deep Boltzmann machine: several layers of hidden units, all coupled to their neighbours.
 
@@ -261,7 +261,7 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
 
     # ---------------------------------------------------------------- hooks of the base class
 
-    def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
+    def _check_array_options(self, *, reset: bool) -> dict[str, Any]:
         return {"accept_sparse": "csr", "ensure_all_finite": "allow-nan"}
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> Table:
@@ -289,11 +289,11 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
                     "change. Clone the estimator to start from new weights."
                 )
             new = design_deep(self, table, layers, last.base, rows, last.seed, streaming=streaming)
-            return new.trained_for(last.plan.n_iter) if new.by_halves and last.by_halves else new
+            return new.with_epochs(last.plan.n_iter) if new.by_halves and last.by_halves else new
 
         seed = draw_seed(self.random_state_)
 
-        def fitted(name: str | None, some: Rows) -> Distribution:
+        def base_of(name: str | None, some: Rows) -> Distribution:
             fit = functools.partial(fit_table_base, self.base, table=table)
             return fit_completed(fit, hidden.without(some))
 
@@ -301,13 +301,13 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
             return design_deep(self, table, layers, base, some, seed, streaming=streaming)
 
         chosen = BaseChoice(None, layers.n_between, "as given")
-        found = plan(fitted(None, rows), chosen, rows)
+        found = plan(base_of(None, rows), chosen, rows)
         if not found.by_halves:
             return found
         generator = torch.Generator(rows.device).manual_seed(draw_seed(self.random_state_))
-        trials = Trials(fitted, plan, generator, self.net_params)
+        trials = ValidationFits(base_of, plan, generator, self.net_params)
         gains = functools.partial(trials.gains, chosen, found.plan.n_iter)
-        return found.trained_for(epochs_by_halves(gains, rows, generator))
+        return found.with_epochs(epochs_by_halves(gains, rows, generator))
 
     @property
     def _n_features_out(self) -> int:

@@ -126,7 +126,7 @@ def solve(given: HiddenGiven, tol: float, max_steps: int) -> Solved:
     return Solved(logit, residual, n_steps)
 
 
-def refined(energy: Any, layers: Layers, row: Tensor, n_steps: int) -> Tensor:
+def means_after_steps(energy: Any, layers: Layers, row: Tensor, n_steps: int) -> Tensor:
     """Means of h2, h4, ... after steps from those in a row (x, means), (n, B)."""
     d = layers.n_visible
     given, mean = HiddenGiven(energy, layers, row[:, :d]), row[:, d:]

@@ -27,7 +27,7 @@ from skebm.energies import (
     build_network,
     whitening_of,
 )
-from skebm.energies.neural import stored_network
+from skebm.energies.neural import network_to_state
 from skebm.energies.path import unary_fields
 from skebm.estimators.base import JointBlueprint, chain_rows
 from skebm.estimators.tables.bases import (
@@ -164,11 +164,11 @@ class Rule(abc.ABC):
         """The trained part of the energy."""
         return build_network(config, spec)
 
-    def trained_network(self, network: nn.Module) -> nn.Module:
+    def model_network(self, network: nn.Module) -> nn.Module:
         """The network of the model, made from the one that was trained; by default the same."""
         return network
 
-    def finalised(self, blueprint: NeuralBlueprint, net: EnergyNet, rows: Rows) -> Rule:
+    def after_training(self, blueprint: NeuralBlueprint, net: EnergyNet, rows: Rows) -> Rule:
         """The rule with what is known after training only; by default the same."""
         return self
 
@@ -176,19 +176,19 @@ class Rule(abc.ABC):
         """A tractable distribution near the model, by default the base."""
         return energy.base
 
-    def fitted_sampler(self, net: EnergyNet) -> Sampler:
+    def final_sampler(self, net: EnergyNet) -> Sampler:
         """Sampler of the trained model: a copy of that of training, with its final step size."""
         return clone(self.sampler)
 
     def annealing_sampler(self, net: EnergyNet, domain: Domain) -> Sampler:
         """Sampler for annealed importance sampling."""
-        return self.fitted_sampler(net)
+        return self.final_sampler(net)
 
     def chain_rows(self, net: EnergyNet) -> Tensor | None:
         """Rows of training chains that are draws of the model, if there are any."""
         return None
 
-    def known_rows(self, net: EnergyNet) -> Tensor | None:
+    def rows_near_model(self, net: EnergyNet) -> Tensor | None:
         """Rows near the model other than training rows, if there are any."""
         return self.chain_rows(net)
 
@@ -208,13 +208,13 @@ class Rule(abc.ABC):
 class ChainRule(Rule):
     """A method that trains with chains, which are near the model afterwards."""
 
-    def fitted_sampler(self, net: EnergyNet) -> Sampler:
+    def final_sampler(self, net: EnergyNet) -> Sampler:
         state, module = net.state_, net.module_
         return clone(self.sampler if state is None else module.kernel(state.halvings))
 
     def annealing_sampler(self, net: EnergyNet, domain: Domain) -> Sampler:
         """The sampler, or the default one if it is biased or keeps more than the current rows."""
-        sampler = self.fitted_sampler(net)
+        sampler = self.final_sampler(net)
         exact = sampler.exact and sampler.kernel is sampler
         return sampler if exact else default_chain_sampler(domain)
 
@@ -222,7 +222,7 @@ class ChainRule(Rule):
         """Rows of the training chains, if they are persistent."""
         return persistent_rows(net)
 
-    def known_rows(self, net: EnergyNet) -> Tensor | None:
+    def rows_near_model(self, net: EnergyNet) -> Tensor | None:
         """Training chains, or the rows of a replay buffer."""
         chains, state = persistent_rows(net), net.state_
         return state.pool if chains is None and state is not None else chains
@@ -309,7 +309,7 @@ class NeuralBlueprint(JointBlueprint):
         def key(x: Tensor) -> Tensor:
             return x.flatten(1).double() @ direction
 
-        some = rows.sampled(0)
+        some = rows.subsample(0)
         keys = some.map(key)
         distinct, member = keys.unique(return_inverse=True)
         weight = torch.zeros_like(distinct).index_add_(0, member, some.counts.to(keys))
@@ -321,7 +321,7 @@ class NeuralBlueprint(JointBlueprint):
             out = distinct[place.to(member) < n].to(rows.device)
             equal = rows.map(lambda x: torch.isin(key(x), out))
             train, held = rows.without(equal.nonzero().ravel())
-            return train, held.sampled(0)
+            return train, held.subsample(0)
         held_out = (place.to(member) < n)[member]
         number = torch.arange(len(rows), device=rows.device)
         held_out = held_out.to(rows.device)
@@ -340,7 +340,7 @@ class NeuralBlueprint(JointBlueprint):
 
     def noisy_energy(self, trained: NeuralEnergy) -> NeuralEnergy:
         """The energy of noisy rows, with what the rule makes of the trained network."""
-        network = self.rule.trained_network(trained.network)
+        network = self.rule.model_network(trained.network)
         return trained if network is trained.network else self._with(network, trained.base)
 
     def _with(self, network: nn.Module, base: Distribution | None) -> NeuralEnergy:
@@ -378,8 +378,8 @@ class NeuralBlueprint(JointBlueprint):
     def check_trained(self, net: EnergyNet, rows: Rows) -> None:
         self.rule.check_trained(net, rows)
 
-    def finalised(self, net: EnergyNet, rows: Rows) -> NeuralBlueprint:
-        return replace(self, rule=self.rule.finalised(self, net, rows))
+    def after_training(self, net: EnergyNet, rows: Rows) -> NeuralBlueprint:
+        return replace(self, rule=self.rule.after_training(self, net, rows))
 
     def partition_input(self, name: str, energy: Any, net: EnergyNet, reference: Tensor) -> Any:
         if name == "base":
@@ -412,14 +412,14 @@ class NeuralBlueprint(JointBlueprint):
         units: Any = self.table.units
         scale = torch.as_tensor(units.scale)
 
-        def found(x: Tensor) -> Tensor:
+        def derivatives_at(x: Tensor) -> Tensor:
             h = boundary_weight(x, energy.domain)[0] if weighted else torch.ones_like(x)
             axes = (h.sqrt() / scale.to(x)).diag_embed()
             parts = [energy.second_derivatives(x, some) for some in axes.split(AT_ONCE, 1)]
             second = torch.stack([part.second_derivative for part in parts]).sum(0)
             return torch.cat([parts[0].grad / scale.to(x), second[:, None]], 1).detach()
 
-        both = rows.map(found, energy.domain.n_columns).double().numpy()
+        both = rows.map(derivatives_at, energy.domain.n_columns).double().numpy()
         self.table.check_finite(both, rows, "the derivatives of log p")
         return both[:, :-1], both[:, -1]
 
@@ -505,7 +505,7 @@ def weight_decay_of(estimator: Any) -> float:
 def network_of(estimator: Any) -> Any:
     """A copy of the given network, or an MLP; later changes take effect at the next fit."""
     network = MLP() if estimator.network is None else estimator.network
-    return stored_network(clone(network, safe=False))
+    return network_to_state(clone(network, safe=False))
 
 
 def sampler_of(estimator: Any, domain: Domain) -> Sampler:
@@ -531,7 +531,7 @@ def reach_of(base: Distribution | None, rows: Rows) -> float | None:
     return far if far > 0 else None
 
 
-def confined(network: nn.Module, reach: float | None) -> nn.Module:
+def confine(network: nn.Module, reach: float | None) -> nn.Module:
     """A network whose input is clipped to a norm of at most `reach`."""
     return network if reach is None else Confined(network, reach)
 
@@ -541,7 +541,7 @@ def asks_for_bits(domain: Any) -> bool:
     return domain == "binary" or isinstance(domain, Binary)
 
 
-def accepted_input(estimator: Any, domain: Any, *, reset: bool) -> dict[str, Any]:
+def check_array_options(estimator: Any, domain: Any, *, reset: bool) -> dict[str, Any]:
     """Accept images for networks that may take them, and sparse X if rows may be binary.
 
     `domain` is the parameter of that name.
@@ -624,7 +624,7 @@ def training_noise(estimator: Any, rows: Rows, *, adds_noise: bool) -> Tensor | 
     raise ValueError(f"sigma={sigma!r} is not allowed {cause}: use sigma=None.")
 
 
-def resolved_chains(chains: Any, batch_size: int, before: EnergyNet | None) -> ChainPolicy:
+def policy_with_chains(chains: Any, batch_size: int, before: EnergyNet | None) -> ChainPolicy:
     """A copy of the chain policy with a resolved number of chains.
 
     Existing chains continue, however many rows there are now, unless their number is given.

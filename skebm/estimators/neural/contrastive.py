@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from skebm.estimators._docs import shared_docs
+from skebm.estimators._docs import insert_shared_docs
 from skebm.estimators.base import assign_parameters
 from skebm.estimators.neural.density import NeuralDensity
 from skebm.estimators.neural.objectives import ContrastiveDivergenceLearning
 
 
-@shared_docs
+@insert_shared_docs
 class ContrastiveDivergenceDensity(NeuralDensity):
     r"""Neural density by maximum likelihood, with contrastive divergence.
 

@@ -12,7 +12,7 @@ from skebm._validation import StrOptions, boolean_columns, check_constraints
 from skebm.base import Domain
 from skebm.distributions import Distribution
 from skebm.distributions.transformed.flow import FLOWS
-from skebm.estimators._docs import shared_docs
+from skebm.estimators._docs import insert_shared_docs
 from skebm.estimators.base import (
     DENSITY_CONSTRAINTS,
     BaseDensity,
@@ -24,8 +24,8 @@ from skebm.estimators.neural.blueprint import (
     NEURAL_CONSTRAINTS,
     SIGMA,
     NeuralBlueprint,
-    accepted_input,
     asks_for_bits,
+    check_array_options,
     learn_any_table,
     learn_column_table,
     network_of,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
 
 
-@shared_docs
+@insert_shared_docs
 class NeuralDensity(NeuralMixin, BaseDensity):
     r"""Neural density with any objective: a network that corrects a base.
 
@@ -257,9 +257,9 @@ class NeuralDensity(NeuralMixin, BaseDensity):
 
     # ---------------------------------------------------------------- hooks of the base class
 
-    def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
+    def _check_array_options(self, *, reset: bool) -> dict[str, Any]:
         domain = self._domain_setting(self._objective_for(reset=reset))
-        return accepted_input(self, domain, reset=reset)
+        return check_array_options(self, domain, reset=reset)
 
     def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
         """Validated X, its categories as codes, nan where missing."""

@@ -8,14 +8,14 @@ import torch
 
 from skebm._validation import check_is_fitted
 from skebm.distributions import Affine
-from skebm.estimators._docs import shared_docs
+from skebm.estimators._docs import insert_shared_docs
 from skebm.estimators.base import assign_parameters
 from skebm.estimators.neural.density import NeuralDensity
 from skebm.estimators.neural.objectives import FlowContrastiveEstimation
 from skebm.estimators.neural.objectives.flow_contrastive import flow_of
 
 
-@shared_docs
+@insert_shared_docs
 class FlowContrastiveDensity(NeuralDensity):
     r"""Neural density by flow contrastive estimation, against an adversarial normalizing flow.
 

@@ -18,7 +18,7 @@ from skebm._validation import (
 )
 from skebm.base import Sampler
 from skebm.energies import ClassMarginal, NeuralEnergy, Spec, build_network
-from skebm.estimators._docs import shared_docs
+from skebm.estimators._docs import insert_shared_docs
 from skebm.estimators.base import JOINT_CONSTRAINTS, BaseEBM, assign_parameters
 from skebm.estimators.classifiers import (
     ProbabilisticClassifierMixin,
@@ -34,15 +34,15 @@ from skebm.estimators.neural.blueprint import (
     SIGMA,
     ChainRule,
     NeuralBlueprint,
-    accepted_input,
     asks_for_bits,
+    check_array_options,
     fit_any_bases,
     learn_any_table,
     network_of,
     neural_plan,
     of_images,
     policy_for,
-    resolved_chains,
+    policy_with_chains,
     sampler_of,
 )
 from skebm.estimators.neural.model import NeuralMixin
@@ -184,15 +184,15 @@ class JointRule(ChainRule):
     power: float = 1.0
     holds_out = False
 
-    def trained_network(self, network: nn.Module) -> nn.Module:
+    def model_network(self, network: nn.Module) -> nn.Module:
         joint: Any = network
         return network if self.power == 1 else joint.at(self.power)
 
-    def finalised(self, blueprint: NeuralBlueprint, net: EnergyNet, rows: Rows) -> JointRule:
+    def after_training(self, blueprint: NeuralBlueprint, net: EnergyNet, rows: Rows) -> JointRule:
         if self.settings.power != "auto" or net.streaming:
             return self
         energy = blueprint.energy(net.module_.energy.eval())
-        return replace(self, power=fitted_power(blueprint, energy, rows, net.validation))
+        return replace(self, power=choose_power(blueprint, energy, rows, net.validation))
 
     def network(self, config: Any, spec: Spec) -> nn.Module:
         spec = spec._replace(n_classes=self.n_classes, whitening=None)
@@ -223,7 +223,7 @@ class JointRule(ChainRule):
         return {}
 
 
-@shared_docs
+@insert_shared_docs
 class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
     r"""Joint energy-based model: a classifier whose logits also define a density of the rows.
 
@@ -402,8 +402,8 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
 
     # ---------------------------------------------------------------- hooks of the base class
 
-    def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
-        return accepted_input(self, self.domain, reset=reset)
+    def _check_array_options(self, *, reset: bool) -> dict[str, Any]:
+        return check_array_options(self, self.domain, reset=reset)
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> Table:
         return learn_any_table(self, X, weight, domain=self.domain, bounds=self.bounds)
@@ -430,7 +430,7 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
             plan=plan,
             rule=JointRule(
                 sampler_of(self, table.domain),
-                resolved_chains(self.chains, min(plan.batch_size, rows.n_table), before),
+                policy_with_chains(self.chains, min(plan.batch_size, rows.n_table), before),
                 clone(asked),
                 (asked.sigma_anneal, plan.n_batches(rows.n_table) // 2),
                 len(self.classes_),
@@ -532,13 +532,13 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
         for code in np.unique(codes):
             here = codes == code
             n = int(here.sum())
-            energy, chains = self._given_class(int(code))
+            energy, chains = self._energy_of_class(int(code))
             chains = chains_at_temperature(chains, energy, temperature)
             drawn = draw_by_chains(energy, chains, max(n, LEAST_CHAINS), generator, n_steps)
             found[here] = self._blueprint.table.invert(drawn[:n])
         return found
 
-    def _given_class(self, code: int) -> tuple[NeuralEnergy, Chains]:
+    def _energy_of_class(self, code: int) -> tuple[NeuralEnergy, Chains]:
         """The energy of p(x | y), and chains that start at rows weighted by their p(y | x)."""
         energy = self.energy_
         network: Any = energy.network
@@ -561,7 +561,7 @@ def logits_of(energy: NeuralEnergy, x: Tensor) -> Tensor:
     return found
 
 
-def fitted_power(
+def choose_power(
     blueprint: NeuralBlueprint, energy: NeuralEnergy, rows: Rows, held_out: Rows | None
 ) -> float:
     """The likeliest power of a model, by held-out rows, or by those of training."""
@@ -570,9 +570,9 @@ def fitted_power(
         return 1.0  # without a base there is nothing to go back to
     if held_out is None and rows.total_weight < FEWEST_JUDGED:
         return 0.0
-    judges = rows if held_out is None else held_out
+    validation_rows = rows if held_out is None else held_out
     noise = None if blueprint.takes_noise_off else blueprint.sigma
-    generator = torch.Generator(judges.device).manual_seed(0)
+    generator = torch.Generator(validation_rows.device).manual_seed(0)
 
     def total(x: Tensor) -> Tensor:
         if noise is not None:
@@ -583,7 +583,7 @@ def fitted_power(
 
     with torch.no_grad():
         draws = logits_of(energy, monitor.draws(next(energy.parameters()))).logsumexp(1)
-        return likeliest_power(judges.map(total), judges.counts, draws)
+        return likeliest_power(validation_rows.map(total), validation_rows.counts, draws)
 
 
 # ------------------------------------------------------------------------------

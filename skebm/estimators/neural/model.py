@@ -139,16 +139,16 @@ class NeuralMixin(PartitionMixin):
             for some in incomplete.split(BLOCK):
                 with _far_rows_named(table, x[some], some.tolist().__getitem__):
                     x[some] = impute_rows(energy, chains, x[some], generator, n_steps)
-        return table.filled(X, x)
+        return table.with_imputations(X, x)
 
     def _chains(self) -> Chains:
         """Sampler and starting points of the chains of the fitted model."""
         blueprint, net = self._blueprint, self.net_
-        known = blueprint.rule.known_rows(net)
+        known = blueprint.rule.rows_near_model(net)
         if known is None:
             known = torch.as_tensor(self._reference)
         proposal = blueprint.rule.proposal(self.energy_, net)
-        return Chains(blueprint.rule.fitted_sampler(net), proposal, known)
+        return Chains(blueprint.rule.final_sampler(net), proposal, known)
 
     # ---------------------------------------------------------------- denoising
 
@@ -220,17 +220,17 @@ class NeuralMixin(PartitionMixin):
         several = getattr(noisy, "noise_levels", None) is not None
         sigma = self._noise_to_remove(noise_level)
 
-        def moved(x: Tensor) -> Tensor:
+        def denoise(x: Tensor) -> Tensor:
             cond = sigma.to(x).expand(len(x)) if several else None
             return x - sigma.to(x).square() * noisy.value_and_grad(x, cond)[1]
 
-        z = rows.map(moved)
+        z = rows.map(denoise)
         table.check_finite(z.numpy(), rows, "the posterior mean")
         return table.invert(z)
 
     def _noise_to_remove(self, noise_level: float | None) -> Tensor:
         """Noise to remove, in units of the energy; `ValueError` for a level not trained on."""
-        levels, sigma = self._blueprint.levels, self._learned_noise()
+        levels, sigma = self._blueprint.levels, self._noise_of_model()
         if noise_level is None:
             if sigma is None:
                 raise ValueError(
@@ -251,7 +251,7 @@ class NeuralMixin(PartitionMixin):
             )
         return torch.tensor(float(noise_level), dtype=torch.float64)
 
-    def _learned_noise(self) -> Tensor | None:
+    def _noise_of_model(self) -> Tensor | None:
         """The noise level of the density that the model is; the smallest of several."""
         blueprint = self._blueprint
         if blueprint.levels is not None:
@@ -264,7 +264,7 @@ class NeuralMixin(PartitionMixin):
     def sampler_(self) -> Sampler:
         """Sampler of the chains."""
         check_is_fitted(self)
-        return self._blueprint.rule.fitted_sampler(self.net_)
+        return self._blueprint.rule.final_sampler(self.net_)
 
     @property
     def sigma_(self) -> Any:

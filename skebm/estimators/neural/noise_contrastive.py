@@ -9,13 +9,13 @@ import numpy as np
 from scipy.special import expit
 
 from skebm._validation import check_is_fitted
-from skebm.estimators._docs import shared_docs
+from skebm.estimators._docs import insert_shared_docs
 from skebm.estimators.base import assign_parameters
 from skebm.estimators.neural.density import NeuralDensity
 from skebm.estimators.neural.objectives import NoiseContrastiveEstimation
 
 
-@shared_docs
+@insert_shared_docs
 class NCEDensity(NeuralDensity):
     r"""Neural density by noise contrastive estimation: a classifier of data versus known noise.
 

@@ -92,13 +92,13 @@ def starts(energy: Any, chains: Chains, n: int, generator: torch.Generator) -> T
         proposals = proposal.sample(N_PROPOSALS * n, generator)
         weight = _log_weights(energy, proposal, proposals, chains.temperature).softmax(0)
         if float(weight.square().sum()) * LEAST_ESS < 1:
-            return proposals[_picked(weight, n, generator)]
+            return proposals[_indices_by_weight(weight, n, generator)]
     known = chains.known.to(next(energy.parameters()))
     if chains.weights is None:
         weight = torch.ones(len(known), dtype=torch.float64, device=known.device)
     else:
         weight = chains.weights(known)
-    return known[_picked(weight, n, generator)]
+    return known[_indices_by_weight(weight, n, generator)]
 
 
 def _at_temperature(proposal: Distribution, temperature: float) -> Distribution:
@@ -141,7 +141,7 @@ def _imputation_starts(
     repeated = Clamp(*(part.repeat_interleave(N_PROPOSALS, 0) for part in clamp))
     draws = base.given(repeated).sample(generator)
     log_w = _log_weights(energy, base, draws, T).view(n, N_PROPOSALS)
-    picked = _picked(log_w.softmax(1), n, generator)
+    picked = _indices_by_weight(log_w.softmax(1), n, generator)
     return draws.unflatten(0, (n, N_PROPOSALS))[torch.arange(n), picked]
 
 
@@ -159,7 +159,7 @@ def _log_weights(
         return torch.cat([log_weight(part) for part in x.split(BLOCK)])
 
 
-def _picked(weight: Tensor, n: int, generator: torch.Generator) -> Tensor:
+def _indices_by_weight(weight: Tensor, n: int, generator: torch.Generator) -> Tensor:
     """Indices of n draws with weights (k,), or of one draw per row with weights (n, k)."""
     u = torch.rand(n, generator=generator, dtype=weight.dtype, device=weight.device)
     return draw_index(weight, u)

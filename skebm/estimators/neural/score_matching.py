@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from skebm.estimators._docs import shared_docs
+from skebm.estimators._docs import insert_shared_docs
 from skebm.estimators.base import assign_parameters
 from skebm.estimators.neural.density import NeuralDensity
 from skebm.estimators.neural.objectives import ScoreMatching
 
 
-@shared_docs
+@insert_shared_docs
 class ScoreMatchingDensity(NeuralDensity):
     r"""Neural density of continuous columns by score matching, without sampling in training.
 

@@ -36,8 +36,8 @@ from skebm._validation import (
     warn,
 )
 from skebm.estimators.base import (
-    asked_for,
     atomic,
+    non_default_parameters,
     set_nested_params,
     warn_without_effect,
 )
@@ -344,7 +344,7 @@ class EnergyOutlierDetector(SourceMixin, OutlierMixin, MetaEstimatorMixin, BaseE
             raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
         self._check_columns(X if header is None else header, reset=True)
         warn_without_effect(self._without_effect())
-        random = self._shared_random()
+        random = self._common_random()
         weight = self._weight(fit_params, X)
         if self._takes_fitted:
             models, held_out = [self._prefit_model(fit_params)], [None]
@@ -379,7 +379,7 @@ class EnergyOutlierDetector(SourceMixin, OutlierMixin, MetaEstimatorMixin, BaseE
         found = {
             name: f'method="{self.method}" does not use it (method="{method}" does)'
             for name, method in uses.items()
-            if name in asked_for(self) and method != self.method
+            if name in non_default_parameters(self) and method != self.method
         }
         one = self.prefit or self.method != "cross-conformal" and self.estimator is not None
         if one and self.n_jobs not in (None, 1):
@@ -537,7 +537,9 @@ class EnergyOutlierDetector(SourceMixin, OutlierMixin, MetaEstimatorMixin, BaseE
         if not self.__sklearn_is_fitted__():
             return self.fit(X, y)
         (values,) = self._measure(open_table(X)[0])
-        self._set_threshold(self._threshold.extended(values, self._param("contamination")))
+        self._set_threshold(
+            self._threshold.with_reference_rows(values, self._param("contamination"))
+        )
         return self
 
     def __sklearn_is_fitted__(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from skebm._densities import last_step, score_function, transformed
+from skebm._densities import input_of_last_step, last_step, score_function
 from skebm.estimators.outlier.columns import (
     Column,
     as_table,
@@ -130,12 +130,12 @@ def explain_by_score(models: list[Any], X: Any) -> Explanation:
     """Squared components of grad log p, averaged over models, in the input of their last step."""
     score = np.mean([score_function(model, X) for model in models], axis=0)
     before, final = last_step(models[0])
-    seen = transformed(before, X)
-    names = list(getattr(final, "feature_names_in_", [])) or _transformed_names(before, seen)
+    seen = input_of_last_step(before, X)
+    names = list(getattr(final, "feature_names_in_", [])) or _names_of_last_step(before, seen)
     return Explanation(np.square(score), np.asarray(seen), None, names, "squared gradient of log p")
 
 
-def _transformed_names(before: list[Any], X: Any) -> list[str]:
+def _names_of_last_step(before: list[Any], X: Any) -> list[str]:
     """Names of the input columns of the last step."""
     if before and hasattr(before[-1], "get_feature_names_out"):
         return [str(name) for name in before[-1].get_feature_names_out()]

@@ -14,7 +14,7 @@ from sklearn.model_selection import KFold, check_cv
 from sklearn.pipeline import make_pipeline
 
 from skebm._validation import n_rows, take_fit_params, take_rows, warn
-from skebm.base.processes import Workers, collected, progress_bar
+from skebm.base.processes import Workers, collect_warnings, progress_bar
 from skebm.estimators.outlier.trimming import far_rows
 from skebm.estimators.product import ProductOfDensities
 from skebm.estimators.tables.encoding import TableEncoder
@@ -124,7 +124,7 @@ def each_warning_once() -> Iterator[None]:
 
     Folds have much in common: what is true of one, such as a constant column, is true of most.
     """
-    with collected() as caught:
+    with collect_warnings() as caught:
         yield
     said = {(one.category, NUMBERS.sub("", str(one.message))): one for one in reversed(caught)}
     for one in reversed(said.values()):

@@ -71,10 +71,10 @@ def measure(statistic: Any, estimator: Any, X: Any, rows: np.ndarray | None = No
     shapes and nan.
     """
     X = X if rows is None else some_rows(X, rows)
-    return map_blocks(X, functools.partial(_measured, statistic, estimator))
+    return map_blocks(X, functools.partial(_measure_rows, statistic, estimator))
 
 
-def _measured(statistic: Any, estimator: Any, X: Any) -> np.ndarray:
+def _measure_rows(statistic: Any, estimator: Any, X: Any) -> np.ndarray:
     named = isinstance(statistic, str)
     function = STATISTICS[statistic] if named else statistic
     what = f"statistic={statistic!r} of {type(estimator).__name__}"

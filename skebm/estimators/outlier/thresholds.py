@@ -86,7 +86,9 @@ class QuantileThreshold(NamedTuple):
             judged = np.maximum(reference, reference[~far.entries].min())
         return cls(level, -upper_quantile(-judged, level, weight), reference, weight)
 
-    def extended(self, values: np.ndarray, contamination: float | str) -> QuantileThreshold:
+    def with_reference_rows(
+        self, values: np.ndarray, contamination: float | str
+    ) -> QuantileThreshold:
         """The threshold with further reference rows of weight 1."""
         weight = self.weight
         if weight is not None:
@@ -136,7 +138,9 @@ class ConformalThreshold(NamedTuple):
         level = attainable_level(contamination, effective_rows(weight))
         return cls(level, [part[order]], weight[order])
 
-    def extended(self, values: np.ndarray, contamination: float | str) -> ConformalThreshold:
+    def with_reference_rows(
+        self, values: np.ndarray, contamination: float | str
+    ) -> ConformalThreshold:
         """The threshold with further calibration rows of weight 1, for a single part."""
         (part,) = self.parts
         weight = self.weight

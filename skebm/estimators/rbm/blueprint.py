@@ -36,13 +36,13 @@ from skebm.estimators.base import (
     at_least_two,
     chain_rows,
     draw_seed,
-    held_out_fraction,
+    fraction_of_early_stopping,
 )
 from skebm.estimators.rbm.choice import (
     N_HIDDEN,
     PLAIN,
     BaseChoice,
-    Trials,
+    ValidationFits,
     candidates,
     choose_base,
 )
@@ -234,7 +234,7 @@ class RBMBlueprint(GuardedBlueprint, JointBlueprint):
 
     def deduplicate(self, rows: Rows) -> Rows:
         """Merge duplicate rows if every step uses all rows."""
-        return rows.merged() if self.line_search else rows
+        return rows.without_duplicates() if self.line_search else rows
 
     def hold_out(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
         """Hold out a tenth of the rows, at most 500, where their likelihood guards the training."""
@@ -244,9 +244,9 @@ class RBMBlueprint(GuardedBlueprint, JointBlueprint):
             train, held_out = rows.split(n_held_out(len(rows), N_HELD_OUT), generator)
         else:
             train, held_out = rows_apart(rows, N_HELD_OUT, self.guard_seed)
-        return train, self.completed(held_out, generator)
+        return train, self.complete_copies(held_out, generator)
 
-    def completed(self, rows: Rows, generator: torch.Generator) -> Rows:
+    def complete_copies(self, rows: Rows, generator: torch.Generator) -> Rows:
         """Held-out rows, or copies that draws of the base complete where entries are missing."""
         if rows.known is None:
             return rows
@@ -258,7 +258,7 @@ class RBMBlueprint(GuardedBlueprint, JointBlueprint):
     def log_ratios(self) -> LogRatioOf:
         return rbm_log_ratios
 
-    def trained_for(self, n_iter: int) -> Self:
+    def with_epochs(self, n_iter: int) -> Self:
         """The same with another number of epochs."""
         return replace(self, plan=replace(self.plan, n_iter=n_iter))
 
@@ -278,7 +278,7 @@ class RBMBlueprint(GuardedBlueprint, JointBlueprint):
         found.initialise(net.module_.energy, rows)
         return found
 
-    def said_enough(self, net: EnergyNet, rows: Rows) -> bool:
+    def has_warned_of_gain(self, net: EnergyNet, rows: Rows) -> bool:
         return bool(net.note_ or self._why_not_converged(net, rows))
 
     def gain_of_all_rows(self, rows: Rows) -> float:
@@ -340,7 +340,7 @@ class RBMBlueprint(GuardedBlueprint, JointBlueprint):
         return ""
 
     def scoring_energy(self, energy: Any) -> Any:
-        return energy.padded()
+        return energy.with_padding()
 
     def proper_score(self, rows: Rows, energy: Any) -> Tensor:
         return rows.map(self.units.proper_score(energy, self.table), energy.domain.n_columns)
@@ -433,7 +433,7 @@ def is_gain(assessed: dict[str, float]) -> bool:
 # ------------------------------------------------------------------------------
 
 
-def designed(
+def design_blueprint(
     estimator: Any, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
 ) -> RBMBlueprint:
     """The blueprint of a fit, whose rows choose the base, the units and the epochs where asked to.
@@ -445,7 +445,7 @@ def designed(
 
     asked = estimator._hidden.base(estimator.base)
 
-    def fitted(name: str | None, some: Rows) -> Distribution:
+    def base_of(name: str | None, some: Rows) -> Distribution:
         return fit_named_base(asked if name is None else name, some, table)
 
     of_file = rows.n_table > len(rows)
@@ -460,7 +460,7 @@ def designed(
     apart = given is not None and not of_file
     if apart and is_guarded(estimator, table, rows, streaming=streaming):
         seed = draw_seed(estimator.random_state_)
-    found = plan(fit_apart(fitted, first.name, rows, seed), first, rows, guard_seed=seed)
+    found = plan(fit_apart(base_of, first.name, rows, seed), first, rows, guard_seed=seed)
     names = _base_names(found, first) if given == "auto" else [first.name]
     # Of so many columns that 10,000 steps would take too long, trials would, too.
     long = found.plan.n_batches(rows.n_table) >= ENOUGH_STEPS
@@ -470,13 +470,13 @@ def designed(
     if not found.by_halves and not choice:
         return found
     generator = torch.Generator(rows.device).manual_seed(draw_seed(estimator.random_state_))
-    trials = Trials(fitted, plan, generator, estimator.net_params)
+    trials = ValidationFits(base_of, plan, generator, estimator.net_params)
     if found.by_halves:
         gains = functools.partial(trials.gains, first, found.plan.n_iter)
-        return found.trained_for(epochs_by_halves(gains, rows, generator))
+        return found.with_epochs(epochs_by_halves(gains, rows, generator))
     chosen = choose_base(names, sizes, trials.value, rows, generator)
     same = chosen.name == first.name
-    base = found.base if same else fit_apart(fitted, chosen.name, rows, seed)
+    base = found.base if same else fit_apart(base_of, chosen.name, rows, seed)
     return plan(base, chosen, rows, guard_seed=seed)
 
 
@@ -503,7 +503,7 @@ def _going_on(
         of_file=rows.n_table > len(rows),
         guard_seed=last.guard_seed,
     )
-    return new.trained_for(last.plan.n_iter) if new.by_halves and last.by_halves else new
+    return new.with_epochs(last.plan.n_iter) if new.by_halves and last.by_halves else new
 
 
 def fit_named_base(asked: Any, rows: Rows, table: Table) -> Distribution:
@@ -698,7 +698,7 @@ def is_guarded(estimator: Any, table: Table, rows: Rows, *, streaming: bool) -> 
     """Whether some rows are to guard a training that there is."""
     if len(rows) < FEWEST_ROWS or asked_steps(estimator).n_iter == 0:
         return False
-    if held_out_fraction(estimator.early_stopping) is not None:
+    if fraction_of_early_stopping(estimator.early_stopping) is not None:
         return False
     stochastic = streaming or rows.known is not None or _asks_for_steps(estimator)
     learning, _ = _rule(estimator, table, stochastic=stochastic)

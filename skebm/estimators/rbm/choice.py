@@ -53,7 +53,7 @@ class BaseChoice(NamedTuple):
     reason: str
 
 
-class Tried(NamedTuple):
+class ValidationScore(NamedTuple):
     """Mean log-likelihood of held-out rows after a short training, in nats.
 
     Attributes
@@ -69,7 +69,7 @@ class Tried(NamedTuple):
 
 
 @dataclass
-class Trials:
+class ValidationFits:
     """Trials of the settings of an RBM, which the rows of one fit compare.
 
     Attributes
@@ -94,7 +94,7 @@ class Trials:
 
     def value(
         self, name: str | None, n_hidden: int, train: Rows, held_out: Rows, share: float
-    ) -> Tried:
+    ) -> ValidationScore:
         """How likely held-out rows are after a share of the epochs.
 
         The first value is that of the guard, whose short annealing misses more of log Z the farther
@@ -110,15 +110,15 @@ class Trials:
         # As often as in the fit itself: on a tree, an assessment takes as long as a hundred steps.
         net = self._net(recipe, train, held_out, n_iter, math.ceil(share * N_ASSESSMENTS))
         if net is None:
-            return Tried(-math.inf, lambda: -math.inf)
+            return ValidationScore(-math.inf, lambda: -math.inf)
         # Of far rows the gain may be infinite, which the guard does not keep.
         final = net.guard_.final_gain
         gain = -math.inf if final is None else final.gain
         most = _or_lost(gain + recipe.mean_of_base(held_out))
         if held_out.known is not None:
-            return Tried(most, lambda: most)
+            return ValidationScore(most, lambda: most)
         energy = net.module_.energy
-        return Tried(most, lambda: pessimistic_mean(energy, held_out, self.generator))
+        return ValidationScore(most, lambda: pessimistic_mean(energy, held_out, self.generator))
 
     def gains(
         self, chosen: BaseChoice, n_iter: int, train: Rows, held_out: Rows
@@ -182,7 +182,7 @@ def candidates(domain: Domain, *, short: bool, tempered: bool = False) -> list[s
 def choose_base(
     names: Sequence[str | None],
     sizes: Sequence[int],
-    trial: Callable[[str | None, int, Rows, Rows, float], Tried],
+    trial: Callable[[str | None, int, Rows, Rows, float], ValidationScore],
     rows: Rows,
     generator: torch.Generator,
 ) -> BaseChoice:
@@ -213,7 +213,7 @@ def choose_base(
     enough = min(FEWEST_HELD_OUT, len(rows) // 3)
     train, held_out = rows.split(max(n_held_out(len(rows), N_HELD_OUT), enough), generator)
     plain, preferred = names[0], sizes[0]
-    found: dict[tuple[str | None, int], Tried] = {}
+    found: dict[tuple[str | None, int], ValidationScore] = {}
 
     def compare(name: str | None, several: Sequence[int]) -> None:
         share = PLAIN_SHARE if name == PLAIN else SHARE

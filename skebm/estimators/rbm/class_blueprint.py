@@ -20,7 +20,7 @@ from skebm.estimators.base import (
     JointBlueprint,
     at_least_two,
     chain_rows,
-    held_out_fraction,
+    fraction_of_early_stopping,
 )
 from skebm.estimators.rbm.blueprint import of_layers
 from skebm.estimators.rbm.hidden import HIDDEN_BIAS
@@ -118,8 +118,8 @@ class ClassBlueprint(JointBlueprint):
         base = self.base.to(generator.device, dtype)
         scale = math.sqrt(2 / (self.table.domain.n_columns + self.n_hidden))
         how: dict[str, Any] = {"generator": generator, "scale": scale}
-        machine = MixedRBM(base, self.n_hidden, dtype=dtype, **how)
-        energy = ClassRBM(machine, self.n_classes, **how)
+        rbm = MixedRBM(base, self.n_hidden, dtype=dtype, **how)
+        energy = ClassRBM(rbm, self.n_classes, **how)
         chains, weight = clone(self.chains), self.class_weight
         if isinstance(chains, Persistent):
             chains.set_params(initial=base)
@@ -140,16 +140,16 @@ class ClassBlueprint(JointBlueprint):
         The weights are those of centred units, as in an RBM without classes.
         """
         assert rows.y is not None
-        machine, counts = energy.machine, rows.counts.to(energy.class_bias)
+        rbm, counts = energy.rbm, rows.counts.to(energy.class_bias)
         known = rows.y != UNKNOWN
         of_class = torch.zeros_like(energy.class_bias)
         of_class.index_add_(0, rows.y[known], counts[known])
         shares = (of_class + of_class.mean() / 100) / (1.01 * of_class.sum())
-        mean = column_means(rows).to(machine.weight)
-        off = torch.full_like(machine.hidden_bias, HIDDEN_BIAS)
-        machine.visible_bias.sub_(off.sigmoid() @ machine.weight)
+        mean = column_means(rows).to(rbm.weight)
+        off = torch.full_like(rbm.hidden_bias, HIDDEN_BIAS)
+        rbm.visible_bias.sub_(off.sigmoid() @ rbm.weight)
         energy.class_bias.copy_(shares.log() - off.sigmoid() @ energy.class_weight)
-        machine.hidden_bias.copy_(off - machine.weight @ mean - energy.class_weight @ shares)
+        rbm.hidden_bias.copy_(off - rbm.weight @ mean - energy.class_weight @ shares)
 
     def deduplicate(self, rows: Rows) -> Rows:
         """Labelled rows several times with a part of their weight each, where they are few.
@@ -165,7 +165,7 @@ class ClassBlueprint(JointBlueprint):
         index = torch.arange(len(rows), device=rows.device)
         found = rows.subset(torch.cat([index[~known], index[known].repeat(n_copies)]))
         weight = torch.cat([rows.counts[~known], (rows.counts[known] / n_copies).repeat(n_copies)])
-        return found.reweighted(weight)
+        return found.with_weights(weight)
 
     # ---------------------------------------------------------------- the trained model
 
@@ -174,7 +174,7 @@ class ClassBlueprint(JointBlueprint):
         return trained.base_alone() if self.p_is_base else trained
 
     def scoring_energy(self, energy: ClassRBM) -> ClassRBM:
-        return energy.padded()
+        return energy.with_padding()
 
     def hold_out(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
         """Leave the rows out that judge p(x) after training, which they do not guard."""
@@ -182,7 +182,7 @@ class ClassBlueprint(JointBlueprint):
             return rows, None
         return rows_apart(rows, N_HELD_OUT, self.guard_seed)[0], None
 
-    def finalised(self, net: EnergyNet, rows: Rows) -> ClassBlueprint:
+    def after_training(self, net: EnergyNet, rows: Rows) -> ClassBlueprint:
         """The same, or p(x) is the base where held-out rows gain too little, unless trials judged.
 
         Training that goes on from an earlier fit keeps what it has.
@@ -271,7 +271,7 @@ def takes_folds(estimator: Any, rows: Rows) -> bool:
 
 def is_judged_in_fit(estimator: Any, weight: float, rows: Rows, *, streaming: bool) -> bool:
     """Whether a fit leaves rows out that judge p(x), as there are too many for trials."""
-    validated = held_out_fraction(estimator.early_stopping) is not None
+    validated = fraction_of_early_stopping(estimator.early_stopping) is not None
     return bool(weight) and len(rows) > MOST_IN_TRIALS and not (streaming or validated)
 
 
@@ -309,9 +309,9 @@ def epochs_by_folds(
     for left_out in order.tensor_split(N_FOLDS):
         kept = torch.ones(len(rows), dtype=torch.bool, device=known.device)
         kept[left_out] = False
-        train, judges = rows.subset(kept.nonzero().ravel()), rows.subset(left_out)
+        train, validation_rows = rows.subset(kept.nonzero().ravel()), rows.subset(left_out)
         log_ratios = functools.partial(class_log_ratios, rows.y[left_out])
-        net = trial_net(blueprint, train, judges, log_ratios, generator, **more)
+        net = trial_net(blueprint, train, validation_rows, log_ratios, generator, **more)
         curves.append(gains_by_epoch(net))
     best = most_likely_epoch([curve for curve in curves if curve])
     return n_iter if best is None else best[0]

@@ -19,13 +19,13 @@ from skebm.base import Binary
 from skebm.base.domains import parts_of
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
-from skebm.estimators._docs import shared_docs
+from skebm.estimators._docs import insert_shared_docs
 from skebm.estimators.base import (
     JOINT_CONSTRAINTS,
     BaseEBM,
     assign_parameters,
     draw_seed,
-    held_out_fraction,
+    fraction_of_early_stopping,
 )
 from skebm.estimators.classifiers import (
     ProbabilisticClassifierMixin,
@@ -60,7 +60,7 @@ N_HIDDEN = 100
 MOST_REJECTED = 10_000
 
 
-@shared_docs
+@insert_shared_docs
 class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
     r"""Classification restricted Boltzmann machine: exact class probabilities and a density.
 
@@ -253,7 +253,7 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
 
     # ---------------------------------------------------------------- hooks of the base class
 
-    def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
+    def _check_array_options(self, *, reset: bool) -> dict[str, Any]:
         return {"accept_sparse": "csr"}
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> Table:
@@ -293,7 +293,7 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
             class_weight=class_weights(self.class_weight, self.classes_, rows),
             sampler=None if self.sampler is None else clone(self.sampler),
             chains=class_chains(self.chains, plan.batch_size),
-            centering=self._resolved_centering(),
+            centering=self._centering(),
             penalty=None if self.penalty is None else clone(self.penalty),
             guard_seed=seed,
             p_is_base=not weight,
@@ -306,13 +306,16 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
             generator = torch.Generator(rows.device).manual_seed(draw_seed(self.random_state_))
             n_iter = epochs_by_folds(found, rows, generator, self.net_params)
             found = replace(found, plan=replace(found.plan, n_iter=n_iter))
-        by_fit = found.guard_seed is not None or held_out_fraction(self.early_stopping) is not None
+        by_fit = (
+            found.guard_seed is not None
+            or fraction_of_early_stopping(self.early_stopping) is not None
+        )
         if found.p_is_base or by_fit:
             return found
         base_of = functools.partial(fit_table_base, self.base, table=found.table)
         return p_by_trial(found, base_of, rows, draw_seed(self.random_state_), self.net_params)
 
-    def _resolved_centering(self) -> Centering | None:
+    def _centering(self) -> Centering | None:
         if self.centering is None or isinstance(self.centering, Centering):
             return None if self.centering is None else clone(self.centering)
         free = (self.net_params or {}).get("lr", self.learning_rate) == "auto"
@@ -334,7 +337,7 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
         return self._of_rows(X, self._logits_of)
 
     def _logits_of(self, rows: Rows) -> np.ndarray:
-        energy = self._blueprint.scoring_energy(self._trained)
+        energy = self._blueprint.scoring_energy(self._energy_of_net)
         found = rows.map(energy.class_logits, energy.domain.n_columns)
         return np.asarray(found.double().numpy())
 
@@ -358,7 +361,7 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
     def _hidden_means(self, X: Any) -> np.ndarray:
         X = self._validate(X)
         rows = self._rows_of(X)
-        energy = self._blueprint.scoring_energy(self._trained)
+        energy = self._blueprint.scoring_energy(self._energy_of_net)
         n = energy.n_classes
         features = rows.map(lambda x: energy.hidden(x).mean[:, n:], energy.domain.n_columns)
         found: np.ndarray = features[:, : self._n_features_out].numpy()
@@ -417,20 +420,20 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
     ) -> Tensor:
         """Rows of a class."""
         if self.density_ == "base":
-            return self._accepted(code, n, generator, temperature)
+            return self._draws_by_rejection(code, n, generator, temperature)
 
         def starts(n: int, generator: torch.Generator, temperature: float) -> Tensor:
             rows = self._starts()(n, generator, temperature)
-            share = self._trained.log_class_proba(rows)[:, code].double().softmax(0)
+            share = self._energy_of_net.log_class_proba(rows)[:, code].double().softmax(0)
             pick = torch.multinomial(share, len(rows), replacement=True, generator=generator)
             return rows[pick]
 
         how: dict[str, Any] = {"n_steps": n_steps, "temperature": temperature}
-        machine = self._trained.given(code)
-        return draw_visible(machine, self._blueprint.layer_sampler, starts, n, generator, **how)
+        rbm = self._energy_of_net.given(code)
+        return draw_visible(rbm, self._blueprint.layer_sampler, starts, n, generator, **how)
 
     @torch.no_grad()
-    def _accepted(
+    def _draws_by_rejection(
         self, code: int, n: int, generator: torch.Generator, temperature: float
     ) -> Tensor:
         """Draws of the base, each accepted with its probability of the class: exact."""
@@ -439,7 +442,7 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
                 f"temperature={temperature} with y needs a model of p(x), and here p(x) is the "
                 'base: use temperature=1.0, or objective="hybrid".'
             )
-        energy, kept, left = self._trained, [], n
+        energy, kept, left = self._energy_of_net, [], n
         for _ in range(MOST_REJECTED):
             x = energy.base.sample(max(n, 100), generator).to(energy.weight)
             p = energy.log_class_proba(x)[:, code].exp()
@@ -469,9 +472,9 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
     @property
     def components_(self) -> np.ndarray:
         """Weights W of the rows, (H, n_visible)."""
-        return self._read_only("weight")
+        return self._parameter_array("weight")
 
     @property
     def class_components_(self) -> np.ndarray:
         """Weights U of the classes, (H, n_classes)."""
-        return self._read_only("class_weight")
+        return self._parameter_array("class_weight")

@@ -214,7 +214,7 @@ class LayersDensityMixin(LayersMixin):
         X = self._validate(X)
         rows, generator = self._rows_of(X), self._generator(random_state)
         made = [self._completions(rows, generator, how, n_steps) for _ in range(n_draws or 1)]
-        tables = [self._blueprint.table.filled(X, x) for x in made]
+        tables = [self._blueprint.table.with_imputations(X, x) for x in made]
         return tables[0] if n_draws is None else tables
 
     def _completions(
@@ -224,7 +224,7 @@ class LayersDensityMixin(LayersMixin):
         blocks = []
         for start in range(0, len(rows), BLOCK):
             x = self._with_all_entries(rows.block(start, start + BLOCK))
-            blocks.append(self._completed(x, how, n_steps, generator).cpu())
+            blocks.append(self._impute(x, how, n_steps, generator).cpu())
         return torch.cat(blocks)
 
     def _with_all_entries(self, x: Tensor) -> Tensor:
@@ -232,7 +232,7 @@ class LayersDensityMixin(LayersMixin):
         return x
 
     @torch.no_grad()
-    def _completed(self, x: Tensor, how: str, n_steps: int, generator: torch.Generator) -> Tensor:
+    def _impute(self, x: Tensor, how: str, n_steps: int, generator: torch.Generator) -> Tensor:
         """Rows x (n, d) of the energy whose missing entries, nan, are draws, means or modes."""
         energy, blueprint, known = self.energy_, self._blueprint, ~x.isnan()
         if how == "sample":

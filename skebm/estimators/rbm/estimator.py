@@ -15,7 +15,7 @@ from skebm.base import BipartiteEnergy, LogLikelihoods
 from skebm.base.sampler import whole_number
 from skebm.distributions import Distribution
 from skebm.energies import Tilted
-from skebm.estimators._docs import shared_docs
+from skebm.estimators._docs import insert_shared_docs
 from skebm.estimators.base import (
     DENSITY_CONSTRAINTS,
     BaseDensity,
@@ -23,7 +23,7 @@ from skebm.estimators.base import (
     assign_parameters,
     chain_rows,
 )
-from skebm.estimators.rbm.blueprint import RBMBlueprint, designed
+from skebm.estimators.rbm.blueprint import RBMBlueprint, design_blueprint
 from skebm.estimators.rbm.drawing import BLOCK, LayersDensityMixin
 from skebm.estimators.rbm.hidden import BinaryLayer, HiddenLayer, HiddenUnits
 from skebm.estimators.rbm.missing import hidden_means, log_sums
@@ -85,7 +85,7 @@ def _array(name: str, doc: str) -> property:
     return property(get, assign, doc=doc)
 
 
-@shared_docs
+@insert_shared_docs
 class RBMEstimator(LayersDensityMixin, BaseDensity):
     r"""Restricted Boltzmann machine: features, a density, imputations and anomaly scores.
 
@@ -402,7 +402,7 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
 
     # ---------------------------------------------------------------- hooks of the base class
 
-    def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
+    def _check_array_options(self, *, reset: bool) -> dict[str, Any]:
         kind = self._hidden.kind if reset else self._kind
         sparse = {"accept_sparse": "csr"} if kind.takes_bits else {}
         return sparse | {"ensure_all_finite": "allow-nan"}
@@ -416,7 +416,7 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
     ) -> RBMBlueprint:
-        return designed(self, rows, table, before, streaming=streaming)
+        return design_blueprint(self, rows, table, before, streaming=streaming)
 
     @property
     def _n_features_out(self) -> int:
@@ -426,7 +426,7 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
 
     def _energies(self, rows: Rows, *, likely: bool = False) -> np.ndarray:
         """Energies of rows; missing entries are summed out."""
-        known = rows.known_entries()
+        known = rows.present_entries()
         if known is None:
             return super()._energies(rows, likely=likely)
         found, complete = np.empty(len(rows)), known.all(1)
@@ -461,7 +461,7 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
         rows = self._rows(X)
         value = np.empty(len(rows))
         error, exact = np.zeros(len(rows)), np.ones(len(rows), dtype=bool)
-        known = rows.known_entries()
+        known = rows.present_entries()
         complete = np.ones(len(rows), bool) if known is None else known.all(1).cpu().numpy()
         if complete.any():
             index = torch.as_tensor(complete.nonzero()[0], device=rows.device)
@@ -570,7 +570,7 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
         X = self._validate(X)
         rows, n, means = self._rows_of(X), self._n_features_out, self._blueprint.units.means
         found: np.ndarray = self._map(rows, means)[:, :n].numpy().astype(X.dtype, copy=False)
-        known = rows.known_entries()
+        known = rows.present_entries()
         if known is not None:
             index = (~known.all(1)).nonzero().ravel()
             generator = torch.Generator(known.device).manual_seed(self.net_.seed_)

@@ -68,11 +68,11 @@ def log_sums(
     """
     x = torch.where(known, x, 0.0)
     n, d = x.shape
-    found = LogZGiven.known(torch.full((n,), math.nan, dtype=torch.float64, device=x.device))
+    found = LogZGiven.exactly(torch.full((n,), math.nan, dtype=torch.float64, device=x.device))
     cost = float(n) * energy.hidden_domain.n_states * energy.terms_of_hidden_state
     if cost <= EXACT_COST:
         with sampling(energy):
-            return LogZGiven.known(_over_hidden(energy, x, known))
+            return LogZGiven.exactly(_over_hidden(energy, x, known))
     rest = []
     for i, row_known in enumerate(known.cpu().numpy()):
         completed = _completions(energy, x[i], row_known, groups)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from skebm.base import Binary, sampling
-from skebm.base.processes import collected
+from skebm.base.processes import collect_warnings
 from skebm.distributions._fitting import draw_index
 from skebm.energies import BernoulliRBM, MixedRBM, annealing_path
 from skebm.partition.annealed import AnnealingPlan, Schedule
@@ -65,7 +65,7 @@ def over_log_z(
         if log_z_cost(energy) <= CHEAP_COST:
             log_z = _or_infinite(Exact().estimate(energy).value)
             return LogRatios(ratio, log_z, 0.0, exact_draws(energy, 2 * N_CHAINS, generator))
-        return LogRatios(ratio, *_annealed(energy, generator, n_chains))
+        return LogRatios(ratio, *_log_z_by_annealing(energy, generator, n_chains))
 
 
 def pessimistic_log_z(
@@ -78,7 +78,7 @@ def pessimistic_log_z(
     if log_z_cost(energy) <= CHEAP_COST:
         return _or_infinite(Exact().estimate(energy).value)
     near = x[:N_NEAR].round() if isinstance(energy.domain, Binary) else x[:N_NEAR]
-    with collected():  # warnings of wide brackets, which are what is asked for
+    with collect_warnings():  # warnings of wide brackets, which are what is asked for
         return _or_infinite(BRACKET.estimate(energy, x=near, generator=generator).upper)
 
 
@@ -86,7 +86,7 @@ def _or_infinite(log_z: float) -> float:
     return log_z if math.isfinite(log_z) else math.inf
 
 
-def _annealed(
+def _log_z_by_annealing(
     energy: BernoulliRBM | MixedRBM, generator: torch.Generator, n_chains: int
 ) -> tuple[float, float, Tensor]:
     """log Z by annealing, infinite where the energy is not finite; its error; draws."""

@@ -17,7 +17,7 @@ from skebm.distributions import Distribution, Gaussian
 from skebm.energies import SpikeSlabEnergy
 from skebm.energies.rbm.mixed import MAX_LOG_PRECISION
 from skebm.energies.rbm.spike_slab import MAX_PRECISION
-from skebm.estimators._docs import shared_docs
+from skebm.estimators._docs import insert_shared_docs
 from skebm.estimators.base import assign_parameters
 from skebm.estimators.rbm.estimator import RBMEstimator
 from skebm.estimators.rbm.hidden import HiddenLayer, HiddenUnits
@@ -85,7 +85,7 @@ class SlabUnits(HiddenUnits):
     def narrow(self, energy: SpikeSlabEnergy, table: Table) -> str:
         """Columns along which a precision is the largest allowed, of the units or of the base."""
         held = energy.weight.square().sum(1) >= MAX_PRECISION * (1 - 1e-5)
-        along = energy.frame.transposed(energy.weight[held]).abs().argmax(1).tolist()
+        along = energy.frame.pullback(energy.weight[held]).abs().argmax(1).tolist()
         along += (energy.log_precision >= MAX_LOG_PRECISION).nonzero().ravel().tolist()
         if not along:
             return ""
@@ -205,7 +205,7 @@ class SpikeSlab(HiddenLayer):
         return number_table(units, names)
 
 
-@shared_docs
+@insert_shared_docs
 class SpikeSlabRBM(RBMEstimator):
     r"""Spike-and-slab restricted Boltzmann machine: hidden units change the covariance of rows.
 

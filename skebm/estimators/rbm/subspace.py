@@ -16,7 +16,7 @@ from skebm.base import Binary, Domain, Objective
 from skebm.base.domains import enumeration_cost
 from skebm.distributions import Distribution
 from skebm.energies import MixedRBM, SubspaceEnergy
-from skebm.estimators._docs import shared_docs
+from skebm.estimators._docs import insert_shared_docs
 from skebm.estimators.base import assign_parameters
 from skebm.estimators.rbm.estimator import RBMEstimator
 from skebm.estimators.rbm.hidden import HiddenLayer, HiddenUnits, hidden_states
@@ -155,7 +155,7 @@ class Subspace(HiddenLayer):
         return SubspaceUnits(n, int(self.n_subspace), self.features)
 
 
-@shared_docs
+@insert_shared_docs
 class SubspaceRBM(RBMEstimator):
     r"""Subspace restricted Boltzmann machine: hidden units in subspaces, each behind a gate.
 

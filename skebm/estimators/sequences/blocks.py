@@ -115,7 +115,7 @@ class Entries(NamedTuple):
         return -self._chains_first(white).square().sum(2) / 2
 
 
-class MissingNumbers:
+class MissingRealColumns:
     r"""Missing real columns, which are jointly normal given the hidden units of all frames.
 
     Where the base of real columns is normal, log p(x_t, h_t given the past) is quadratic in the
@@ -152,7 +152,7 @@ class MissingNumbers:
     @classmethod
     def of(
         cls, energy: TemporalEnergy, unknown: Tensor, there: Tensor, reach: int
-    ) -> MissingNumbers | None:
+    ) -> MissingRealColumns | None:
         """None without real columns, or where their base is not normal."""
         real = energy.rbm.real_columns
         normal = sum(

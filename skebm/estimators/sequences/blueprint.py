@@ -230,7 +230,7 @@ def _ridges(moments: Tensor, k: int) -> list[Tensor]:
     return found
 
 
-def correlated_given_past(base: Distribution, rows: Segments, order: int) -> Distribution:
+def with_residual_correlations(base: Distribution, rows: Segments, order: int) -> Distribution:
     """A base whose real columns have the correlations that their autoregression leaves.
 
     Those of the frames themselves are the ones that the past explains. Means and variances stay.
@@ -282,7 +282,7 @@ def frame_log_z(
     """
     n_chains = settings.n_chains
     if given.hidden_domain.n_states * given.domain.n_columns <= EXACT_COST:
-        return LogZGiven.known(exact_log_z(given), given.biases.visible)
+        return LogZGiven.exactly(exact_log_z(given), given.biases.visible)
     n_numbers = float(n_chains) * (given.domain.n_columns + len(given.rbm.weight))
     check_memory(f"n_chains={n_chains}", n_numbers, given.biases.visible.dtype)
 

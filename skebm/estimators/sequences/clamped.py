@@ -11,7 +11,7 @@ from skebm.base import Clamp
 from skebm.base.domains import columns_of
 from skebm.energies import Biases, RowwiseRBM, TemporalEnergy
 from skebm.energies.rbm.temporal import exact_log_z
-from skebm.estimators.sequences.blocks import MissingNumbers, Windows
+from skebm.estimators.sequences.blocks import MissingRealColumns, Windows
 
 # States of the hidden layer up to which log Z is a sum.
 EXACT_STATES = 256
@@ -21,7 +21,7 @@ N_START, N_AUXILIARY = 20, 10
 SHARE = 0.3
 
 
-class Rest(NamedTuple):
+class MeanStatistics(NamedTuple):
     """What draws of frames given their past are on average, which proposals take log Z to be of.
 
     Attributes
@@ -91,13 +91,13 @@ class ClampedChains:
         self.exact = energy.rbm.hidden_domain.n_states <= EXACT_STATES if exact is None else exact
         self.there = frames[:, energy.order :, -1] == 0
         some = unknown[::n_chains], self.there[::n_chains]
-        self.numbers = MissingNumbers.of(energy, *some, reach)
+        self.numbers = MissingRealColumns.of(energy, *some, reach)
         real = torch.zeros(energy.domain.n_columns, dtype=torch.bool, device=frames.device)
         if self.numbers is not None:
             real[energy.rbm.real_columns] = True
         self.levels = unknown & ~real  # what is proposed frame by frame
         self.biases = Biases(frames.new_zeros(0, 0), frames.new_zeros(0, 0))  # of the frames now
-        self.rest: Rest | None = None
+        self.rest: MeanStatistics | None = None
         self.n_steps = 0
 
     # ---------------------------------------------------------------- frames
@@ -110,10 +110,10 @@ class ClampedChains:
     def _biases(self, frames: Tensor) -> Biases:
         return self.energy.of_windows(frames.flatten(1), self.there.shape[1]).biases
 
-    def _given(self, biases: Biases) -> RowwiseRBM:
+    def _rbm_given_biases(self, biases: Biases) -> RowwiseRBM:
         return RowwiseRBM(self.energy.rbm, biases)
 
-    def _placed(self, rows: Tensor) -> Tensor:
+    def _scatter(self, rows: Tensor) -> Tensor:
         """Rows of the frames that there are, (m, ...), as (n, T, ...), zero elsewhere."""
         found = rows.new_zeros(*self.there.shape, *rows.shape[1:])
         found[self.there] = rows
@@ -132,7 +132,7 @@ class ClampedChains:
         for t in range(self.there.shape[1]):
             biases = energy.biases(self.frames[:, t : t + K].flatten(1), state)
             x, unknown = self.x[:, t], self.unknown[:, t]
-            given, clamp = self._given(biases), Clamp(~unknown, x)
+            given, clamp = self._rbm_given_biases(biases), Clamp(~unknown, x)
             new = x
             if unknown.any():
                 h = torch.zeros_like(biases.hidden)
@@ -141,13 +141,13 @@ class ClampedChains:
                     h = given.hidden(new).sample(self.generator)
                 self.x[:, t] = torch.where(self.there[:, t, None], new, x)
             if self.exact and self.n_chains > 1 and self.unknown[:, :t].any():
-                pick = self._resampled(given, clamp, self.there[:, t])
+                pick = self._chains_by_likelihood(given, clamp, self.there[:, t])
                 self.frames[:, : K + t + 1] = self.frames[pick, : K + t + 1]
                 biases, new = biases.take(pick), self.x[:, t]
                 state = None if state is None else state[pick]
             state = energy.advance(new, biases)
 
-    def _resampled(self, given: RowwiseRBM, clamp: Clamp, there: Tensor) -> Tensor:
+    def _chains_by_likelihood(self, given: RowwiseRBM, clamp: Clamp, there: Tensor) -> Tensor:
         """Numbers of chains by their likelihoods of the known entries of a frame, (n,)."""
         log_p = torch.where(there, exact_log_z(given, clamp=clamp) - exact_log_z(given), 0.0)
         p = log_p.view(-1, self.n_chains).softmax(1)
@@ -163,7 +163,7 @@ class ClampedChains:
     def step(self, *, adapting: bool) -> None:
         """Draw all hidden units and then all missing entries, first `adapting` the proposals."""
         self.biases = self._biases(self.frames)
-        given, x = self._given(self.biases), self.x[self.there]
+        given, x = self._rbm_given_biases(self.biases), self.x[self.there]
         h = given.hidden(x).sample(self.generator)
         if adapting or self.rest is None:
             self._adapt(given, x)
@@ -182,17 +182,17 @@ class ClampedChains:
         """Follow the mean of draws given the past, of all chains of the same known entries."""
         for _ in range(N_AUXILIARY):
             x = given.step(x, self.generator)
-        new = [self._shared(part) for part in (x, given.hidden(x).mean)]
+        new = [self._mean_over_chains(part) for part in (x, given.hidden(x).mean)]
         if self.rest is None:
-            self.rest = Rest(new[0], new[1], 1)
+            self.rest = MeanStatistics(new[0], new[1], 1)
             return
         n = self.rest.n + 1
         rate = max(1 / n, 0.05)
         visible, hidden = (old.lerp(one, rate) for old, one in zip(self.rest[:2], new, strict=True))
-        self.rest = Rest(visible, hidden, n)
+        self.rest = MeanStatistics(visible, hidden, n)
 
-    def _shared(self, rows: Tensor) -> Tensor:
-        placed = self._placed(rows)
+    def _mean_over_chains(self, rows: Tensor) -> Tensor:
+        placed = self._scatter(rows)
         mean = placed.view(-1, self.n_chains, *placed.shape[1:]).mean(1)
         return mean.repeat_interleave(self.n_chains, 0)[self.there]
 
@@ -204,7 +204,7 @@ class ClampedChains:
             move = move & self._some_columns()
         if not move.any():
             return
-        given, x = self._given(self.biases), self.x[self.there]
+        given, x = self._rbm_given_biases(self.biases), self.x[self.there]
         extra = self._after_levels(h, x)
         clamp = Clamp(~move[self.there], x)
         new = clamp.apply(given.visible(h, field=extra).given(clamp).sample(self.generator))
@@ -215,7 +215,7 @@ class ClampedChains:
 
         frames = self._with(new)
         after = self._biases(frames)
-        log_ratio = self._log_ratio(h, frames, after) - self._placed(log_q(new) - log_q(x))
+        log_ratio = self._log_ratio(h, frames, after) - self._scatter(log_q(new) - log_q(x))
         self._accept(frames, after, log_ratio, windows, colour)
 
     def _some_columns(self) -> Tensor:
@@ -279,16 +279,19 @@ class ClampedChains:
         """log p(x_t, h_t given the past) of other frames less that of these, (n, T)."""
         x, y = self.x[self.there], frames[:, self.energy.order :, :-1][self.there]
         old = self.biases
-        before, after = self._given(old), self._given(new)
+        before, after = self._rbm_given_biases(old), self._rbm_given_biases(new)
         value = _log_joint(after, y, h) - _log_joint(before, x, h)
         changed = (
             (old.visible != new.visible).any(1) | (old.hidden != new.hidden).any(1)
         ).nonzero()
         changed = changed[:, 0]
         if len(changed):
-            two = self._given(old.take(changed)), self._given(new.take(changed))
+            two = (
+                self._rbm_given_biases(old.take(changed)),
+                self._rbm_given_biases(new.take(changed)),
+            )
             value[changed] += self._log_z_ratio(*two, y[changed])
-        return self._placed(value)
+        return self._scatter(value)
 
     def _log_z_ratio(self, before: RowwiseRBM, after: RowwiseRBM, x: Tensor) -> Tensor:
         """log Z of rows less that by other biases; one draw estimates the ratio without bias.
@@ -326,7 +329,7 @@ class ClampedChains:
         error, own = self.numbers.error(x, self._shift(rbm.visible_bias + biases.visible))
         u = torch.where(rbm.is_real, rbm.statistics(error - self._shift(of_hidden)), rest)
         later = self._onto_lags(u, h - self.rest.hidden)
-        return later + self._placed(own + rbm.statistics(of_hidden) * rbm.is_real)
+        return later + self._scatter(own + rbm.statistics(of_hidden) * rbm.is_real)
 
     def _onto_lags(self, visible: Tensor, hidden: Tensor) -> Tensor:
         """Gradient of b_t' visible + c_t' hidden by the frames before, (n, T, d).
@@ -334,7 +337,7 @@ class ClampedChains:
         Of c_t without what real columns are moved by.
         """
         energy, found, length = self.energy, torch.zeros_like(self.frames), self.there.shape[1]
-        lags = self._placed(visible @ energy.lag_visible + hidden @ energy.lag_hidden)
+        lags = self._scatter(visible @ energy.lag_visible + hidden @ energy.lag_hidden)
         lags = lags.view(*self.there.shape, energy.order, energy.n_entries)
         for i in range(energy.order):
             found[:, i : i + length] += lags[:, :, i]

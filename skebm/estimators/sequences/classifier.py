@@ -19,7 +19,7 @@ from skebm.base.processes import progress_bar
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
 from skebm.energies import RowwiseRBM
-from skebm.estimators._docs import shared_docs
+from skebm.estimators._docs import insert_shared_docs
 from skebm.estimators.base import (
     CONDITIONAL_CONSTRAINTS,
     BaseEBM,
@@ -27,10 +27,10 @@ from skebm.estimators.base import (
     ConditionalPartitionMixin,
     assign_parameters,
     atomic,
-    held_out_fraction,
+    fraction_of_early_stopping,
     raises_interrupt,
 )
-from skebm.estimators.classifiers import encoded
+from skebm.estimators.classifiers import class_indices
 from skebm.estimators.rbm.class_blueprint import weight_of_rows
 from skebm.estimators.sequences.blueprint import (
     FEWEST_FRAMES,
@@ -42,16 +42,16 @@ from skebm.estimators.sequences.label_blueprint import (
     LabelBlock,
     LabelBlueprint,
     LabelledWindows,
+    base_with_labels,
     frame_base,
-    labelled_base,
 )
 from skebm.estimators.sequences.label_chain import MOST_TERMS, LabelChain
 from skebm.estimators.sequences.table import (
     first_frames,
     first_without,
     in_sequences,
+    join_labels,
     join_sequences,
-    joined_labels,
     new_frames,
 )
 from skebm.estimators.tables.bases import COLUMN_BASES, check_base_stays
@@ -79,7 +79,7 @@ def _has_density(classifier: TemporalRBMClassifier) -> bool:
     return True
 
 
-@shared_docs
+@insert_shared_docs
 class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, CategoriesMixin, BaseEBM):
     r"""Labels of the frames of sequences by a temporal restricted Boltzmann machine.
 
@@ -330,11 +330,11 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
     def _fit_sequences(
         self, X: Any, y: Any, classes: Any, lengths: Any, *, streaming: bool
     ) -> None:
-        y = joined_labels(X, y)
+        y = join_labels(X, y)
         X, lengths = join_sequences(X, lengths, self.sequence_column)
 
         def targets(validated: Any, goes_on: bool) -> np.ndarray:
-            codes = encoded(self, validated, y, goes_on, classes)
+            codes = class_indices(self, validated, y, goes_on, classes)
             return np.stack([first_frames(len(codes), lengths), codes], 1)
 
         self._fit(X, None, streaming=streaming, encode=targets)
@@ -342,7 +342,7 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
     def _targets_without(self, y: np.ndarray, rows: np.ndarray) -> np.ndarray:
         return np.stack([first_without(y[:, 0], rows), y[~rows, 1]], 1)
 
-    def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
+    def _check_array_options(self, *, reset: bool) -> dict[str, Any]:
         return {}
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> Table:
@@ -371,7 +371,7 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
         assert isinstance(rows, Segments)
         if before is None:
             name = self.base if isinstance(self.base, str) else None
-            base = labelled_base(self.base, rows, table)
+            base = base_with_labels(self.base, rows, table)
         else:
             last = self._blueprint
             base, name = last.base, last.base_name
@@ -383,7 +383,7 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
                     f"{same}: with warm_start and partial_fit they must not change."
                 )
         rule, n_steps = learning_rule(self, self.n_components, table.domain.n_columns)
-        guarded = not (held_out_fraction(self.early_stopping) or streaming)
+        guarded = not (fraction_of_early_stopping(self.early_stopping) or streaming)
         return LabelBlueprint(
             table=table,
             plan=temporal_plan(self, rows, table.domain, streaming),
@@ -422,7 +422,7 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
         -------
         ndarray of shape (n_frames, n_classes)
         """
-        return self._smoothed(X, lengths)[0]
+        return self._smoothing(X, lengths)[0]
 
     @in_sequences
     def predict_proba(self, X: Any, lengths: Any = None) -> np.ndarray:
@@ -479,7 +479,7 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
         float
         """
         found = self.predict(X, lengths)
-        return float(accuracy_score(joined_labels(X, y), found, sample_weight=sample_weight))
+        return float(accuracy_score(join_labels(X, y), found, sample_weight=sample_weight))
 
     @available_if(_has_density)
     @in_sequences
@@ -499,10 +499,10 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
         -------
         ndarray of shape (n_frames,)
         """
-        found = self._smoothed(X, lengths)[1]  # checks that the model is fitted
+        found = self._smoothing(X, lengths)[1]  # checks that the model is fitted
         return found - self._blueprint.table.log_volume
 
-    def _smoothed(self, X: Any, lengths: Any) -> tuple[np.ndarray, np.ndarray]:
+    def _smoothing(self, X: Any, lengths: Any) -> tuple[np.ndarray, np.ndarray]:
         """log p(y_t given all frames), and log p(x_t given those before) but for the units."""
         rows, _ = new_frames(self, X, lengths)
         chain = LabelChain(self._blueprint.n_labels, self._blueprint.label_order)
@@ -516,7 +516,7 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
                 f"Given the past, log p of frame {int(bad.nonzero()[0])} is not finite: it or a "
                 "frame before it is too far from those of fit. Drop such frames."
             )
-        log_proba, evidence = chain.smoothed(terms, *rows.sequences())
+        log_proba, evidence = chain.smoothing(terms, *rows.sequences())
         return log_proba.cpu().numpy(), (evidence + alone).cpu().numpy()
 
     def _terms(self, rows: Segments, chain: LabelChain) -> Iterator[tuple[Tensor, Tensor]]:

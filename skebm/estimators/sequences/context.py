@@ -18,7 +18,7 @@ from skebm.training.segments import Segments
 N_DRAWS, N_STEPS = 10, 30
 
 
-def said_by_next(model: Any, rows: Segments, log_prob: np.ndarray) -> np.ndarray:
+def evidence_of_next(model: Any, rows: Segments, log_prob: np.ndarray) -> np.ndarray:
     """Evidence of the next frame for or against each frame, in nats, (n,); 0 for last frames.
 
     log p(x_{t+1} given x_t and the past) - log p(x_{t+1} given E(x_t given the past) and the past).

@@ -24,8 +24,8 @@ from skebm._validation import (
     warn,
 )
 from skebm.estimators.base import (
-    asked_for,
     atomic,
+    non_default_parameters,
     set_nested_params,
     warn_without_effect,
 )
@@ -215,9 +215,9 @@ class SequenceOutlierDetector(SourceMixin, OutlierMixin, MetaEstimatorMixin, Bas
         """
         _check_takes_lengths(self._model())
         self._check_uses_next(self._model())
-        X, lengths = self._joined(X, lengths, reset=True)
+        X, lengths = self._join(X, lengths, reset=True)
         single = lengths is None or len(lengths) == 1
-        random = self._shared_random()
+        random = self._common_random()
         model = clone(self._model())
         if self.random_state is not None:
             set_seeds(model, random)
@@ -242,7 +242,7 @@ class SequenceOutlierDetector(SourceMixin, OutlierMixin, MetaEstimatorMixin, Bas
 
     def _without_effect(self, single: bool) -> dict[str, str]:
         """Parameters that are not used, each with the reason."""
-        asked = asked_for(self)
+        asked = non_default_parameters(self)
         names = () if single else ("block_length", "gap")
         return {name: "whole sequences are held out" for name in names if name in asked}
 
@@ -308,7 +308,7 @@ class SequenceOutlierDetector(SourceMixin, OutlierMixin, MetaEstimatorMixin, Bas
     def __sklearn_is_fitted__(self) -> bool:
         return "_threshold" in self.__dict__
 
-    def _joined(self, X: Any, lengths: Any, *, reset: bool) -> tuple[Any, np.ndarray | None]:
+    def _join(self, X: Any, lengths: Any, *, reset: bool) -> tuple[Any, np.ndarray | None]:
         """All frames below each other, and the lengths of the sequences."""
         X, lengths = join_sequences(X, lengths, sequence_column_of(self))
         (X,) = indexable(X)
@@ -356,7 +356,7 @@ class SequenceOutlierDetector(SourceMixin, OutlierMixin, MetaEstimatorMixin, Bas
         -------
         ndarray of shape (n_frames,)
         """
-        return self._scored(X, lengths)[0]
+        return self._scores_and_lengths(X, lengths)[0]
 
     def _scores(self, model: Any, X: Any, lengths: np.ndarray) -> np.ndarray:
         """Scores of frames, checked: a number for each frame."""
@@ -366,10 +366,10 @@ class SequenceOutlierDetector(SourceMixin, OutlierMixin, MetaEstimatorMixin, Bas
         name = "score_in_context" if ahead else "score_samples"
         return measure(lambda estimator, X: getattr(estimator, name)(X, lengths=lengths), model, X)
 
-    def _scored(self, X: Any, lengths: Any) -> tuple[np.ndarray, np.ndarray]:
+    def _scores_and_lengths(self, X: Any, lengths: Any) -> tuple[np.ndarray, np.ndarray]:
         """Scores of frames, and the lengths of their sequences."""
         check_is_fitted(self)
-        X, lengths = self._joined(X, lengths, reset=False)
+        X, lengths = self._join(X, lengths, reset=False)
         lengths = np.array([n_rows(X)]) if lengths is None else lengths
         return self._scores(self.estimator_, X, lengths), lengths
 
@@ -447,7 +447,7 @@ class SequenceOutlierDetector(SourceMixin, OutlierMixin, MetaEstimatorMixin, Bas
         -------
         ndarray of shape (n_sequences,)
         """
-        value, lengths = self._scored(X, lengths)
+        value, lengths = self._scores_and_lengths(X, lengths)
         return self._threshold.p_values([least_of(value, lengths)])
 
 

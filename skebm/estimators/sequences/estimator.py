@@ -20,7 +20,7 @@ from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
 from skebm.energies import Biases, RowwiseRBM
-from skebm.estimators._docs import shared_docs
+from skebm.estimators._docs import insert_shared_docs
 from skebm.estimators.base import (
     CONDITIONAL_CONSTRAINTS,
     CONTAMINATION,
@@ -29,7 +29,7 @@ from skebm.estimators.base import (
     FeaturesMixin,
     assign_parameters,
     atomic,
-    held_out_fraction,
+    fraction_of_early_stopping,
     raises_interrupt,
     upper_quantile,
 )
@@ -39,13 +39,13 @@ from skebm.estimators.sequences.blueprint import (
     RECURRENT_CONTEXT,
     RECURRENT_TARGETS,
     TemporalBlueprint,
-    correlated_given_past,
     frame_log_z,
     learning_rule,
     temporal_plan,
+    with_residual_correlations,
 )
-from skebm.estimators.sequences.context import said_by_next
-from skebm.estimators.sequences.imputation import filled_frames
+from skebm.estimators.sequences.context import evidence_of_next
+from skebm.estimators.sequences.imputation import impute_frames
 from skebm.estimators.sequences.stream import FrameStream
 from skebm.estimators.sequences.table import (
     FrameWindows,
@@ -79,7 +79,7 @@ N_REFERENCE_FRAMES, REFERENCE_TEMPERATURES = 300, 400
 N_BURN_IN = 20
 
 
-@shared_docs
+@insert_shared_docs
 class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
     r"""Restricted Boltzmann machine of sequences: its biases depend on the frames before.
 
@@ -342,12 +342,12 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
         settings = self.partition_
         settings.set_params(n_betas=min(settings.n_betas, REFERENCE_TEMPERATURES))
         value = self._scores(some, lower=False, settings=settings).log_prob
-        self.threshold_ = -upper_quantile(-value, self._kept_share(rows), np.ones(len(value)))
+        self.threshold_ = -upper_quantile(-value, self._share_of_kept(rows), np.ones(len(value)))
 
     def _targets_without(self, y: np.ndarray, rows: np.ndarray) -> np.ndarray:
         return first_without(y, rows)
 
-    def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
+    def _check_array_options(self, *, reset: bool) -> dict[str, Any]:
         return {}
 
     def _validate(
@@ -394,7 +394,7 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
                 name = "gaussian" if numbers else "independent"
             base = fit_table_base(name or self.base, rows.frames(), table)
             if name == "gaussian":
-                base = correlated_given_past(base, rows, self.order)
+                base = with_residual_correlations(base, rows, self.order)
         else:
             last = self._blueprint
             check_base_stays(self.base, last.base, last.base_name)
@@ -406,7 +406,7 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
                     f"{same}: with warm_start and partial_fit they must not change."
                 )
         rule, n_steps = learning_rule(self, self.n_components, table.domain.n_columns)
-        guarded = not (held_out_fraction(self.early_stopping) or streaming)
+        guarded = not (fraction_of_early_stopping(self.early_stopping) or streaming)
         return TemporalBlueprint(
             table=table,
             plan=temporal_plan(self, rows, table.domain, streaming),
@@ -533,7 +533,7 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
         """
         rows = self._frames(X, lengths)
         found = self._scores(rows, lower=False).log_prob
-        return check_numbers(found + said_by_next(self, rows, found))
+        return check_numbers(found + evidence_of_next(self, rows, found))
 
     @in_sequences
     def score(self, X: Any, y: Any = None, lengths: Any = None) -> float:
@@ -836,9 +836,9 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
         rows, X = new_frames(self, X, lengths, complete=False)
         generator, energy = self._generator(random_state), self.energy_
         with sampling(energy):
-            made = filled_frames(energy, rows, how, n_draws or 1, n_steps, generator)
+            made = impute_frames(energy, rows, how, n_draws or 1, n_steps, generator)
         table = self._blueprint.table
-        found = [frame_like(given, table.filled(X, x)) for x in made]
+        found = [frame_like(given, table.with_imputations(X, x)) for x in made]
         return found[0] if n_draws is None else found
 
     def stream(self, start: Any = None) -> FrameStream:
@@ -881,7 +881,7 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
     @property
     def components_(self) -> np.ndarray:
         """Weights W, (H, n_visible)."""
-        return self._read_only("weight")
+        return self._parameter_array("weight")
 
     @property
     def lag_components_(self) -> list[np.ndarray]:
@@ -894,7 +894,7 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
         return self._lags("lag_visible")
 
     def _lags(self, name: str) -> list[np.ndarray]:
-        found = self._read_only(name)
+        found = self._parameter_array(name)
         order, d = self._blueprint.order, self._blueprint.table.domain.n_columns
         parts = [found[:, k * (d + 1) : k * (d + 1) + d] for k in range(order)]
         return parts[::-1]

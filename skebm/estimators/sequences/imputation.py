@@ -20,7 +20,7 @@ RECURRENT_REACH = 16
 
 
 @torch.no_grad()
-def filled_frames(
+def impute_frames(
     energy: TemporalEnergy,
     rows: Segments,
     how: str,

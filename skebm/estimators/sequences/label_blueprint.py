@@ -60,7 +60,7 @@ class LabelledWindows(FrameWindows):
         super().prepare(rows)
 
 
-def labelled_base(base: Any, rows: Segments, table: Table) -> Distribution:
+def base_with_labels(base: Any, rows: Segments, table: Table) -> Distribution:
     """The base of a frame beside the frequencies of the labels, shrunk to equal ones."""
     frame = Table(table.blocks[:-1], by_column=table.by_column)
     n_labels, x = table.blocks[-1].domain.n_columns, rows.x[rows.targets()]

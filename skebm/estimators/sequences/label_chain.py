@@ -92,7 +92,7 @@ class LabelChain(NamedTuple):
 
     # ---------------------------------------------------------------- sums over histories
 
-    def smoothed(self, terms: Tensor, starts: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
+    def smoothing(self, terms: Tensor, starts: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
         """log p(y_t given all frames), (n, K), and log p(x_t given those before), (n,).
 
         Parameters

@@ -17,9 +17,9 @@ from skebm._validation import (
     check_container,
     check_is_fitted,
     is_frame,
+    mask_as_missing,
     no_column,
     take_rows,
-    unmasked,
 )
 from skebm.estimators.base import BaseEBM
 from skebm.estimators.tables.columns import is_present
@@ -73,7 +73,7 @@ def join_sequences(X: Any, lengths: Any, sequence_column: Any) -> tuple[Any, np.
     return X, lengths
 
 
-def joined_labels(X: Any, y: Any) -> Any:
+def join_labels(X: Any, y: Any) -> Any:
     """Labels of all frames below each other; of a list of sequences they may be a list, too.
 
     Raises `ValueError` for a sequence whose numbers of labels and frames differ.
@@ -110,7 +110,7 @@ def _stack_sequences(X: Sequence[Any]) -> tuple[Any, np.ndarray]:
         import polars as pl
 
         return pl.concat(X), lengths
-    return np.concatenate([np.asarray(unmasked(one)) for one in X]), lengths
+    return np.concatenate([np.asarray(mask_as_missing(one)) for one in X]), lengths
 
 
 def _split_by(X: Any, column: Any) -> tuple[Any, np.ndarray]:
@@ -119,7 +119,7 @@ def _split_by(X: Any, column: Any) -> tuple[Any, np.ndarray]:
     if is_frame(X):
         rest = X.drop(columns=[column]) if hasattr(X, "iloc") else X.drop(column)
     else:
-        rest = np.delete(np.asarray(unmasked(X)), column, axis=1)
+        rest = np.delete(np.asarray(mask_as_missing(X)), column, axis=1)
     if not len(values):
         return rest, np.zeros(0, dtype=int)
     ends = np.flatnonzero(np.append(values[1:] != values[:-1], True))
@@ -133,7 +133,7 @@ def _values_of(X: Any, column: Any) -> np.ndarray:
             raise no_column("sequence_column", column, X.columns)
         values = X[column].to_list()
     else:
-        X = np.asarray(unmasked(X))
+        X = np.asarray(mask_as_missing(X))
         d = X.shape[1] if X.ndim == 2 else 0
         whole = isinstance(column, Integral) and not isinstance(column, bool)
         if not whole or not -d <= column < d:
@@ -160,7 +160,7 @@ def in_sequences(method: Callable[..., Any]) -> Callable[..., Any]:
     parameters = inspect.signature(method)
 
     @functools.wraps(method)
-    def ordered(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def in_order(self: Any, *args: Any, **kwargs: Any) -> Any:
         bound = parameters.bind(self, *args, **kwargs).arguments
         X, column = bound["X"], sequence_column_of(self)
         if column is None or bound.get("lengths") is not None or not _is_one_table(X):
@@ -169,7 +169,7 @@ def in_sequences(method: Callable[..., Any]) -> Callable[..., Any]:
         if (np.diff(values) >= 0).all():
             return method(self, *args, **kwargs)
         order = np.argsort(values, kind="stable")
-        bound["X"] = take_rows(unmasked(X), order)
+        bound["X"] = take_rows(mask_as_missing(X), order)
         for name in ("y", "sample_weight"):
             if bound.get(name) is not None:
                 bound[name] = take_rows(np.asarray(bound[name]), order)
@@ -177,7 +177,7 @@ def in_sequences(method: Callable[..., Any]) -> Callable[..., Any]:
         kept = bound.pop("kwargs", {})
         return _put_back(method(self, **bound, **kept), np.argsort(order))
 
-    return ordered
+    return in_order
 
 
 def sequence_column_of(estimator: BaseEstimator) -> Any:

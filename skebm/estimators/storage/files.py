@@ -116,7 +116,7 @@ DAMAGED = (
 
 
 @functools.cache
-def _trusted() -> frozenset[str]:
+def _names_of_trusted() -> frozenset[str]:
     package = importlib.import_module("skebm")
     families = tuple(_class_of(name) for name in FAMILIES)
     callbacks = importlib.import_module("skorch.callbacks").Callback
@@ -163,7 +163,7 @@ def trusted_types() -> list[str]:
     >>> any(name.startswith("skebm.training.resume.os") for name in skebm.trusted_types())
     False
     """
-    return sorted(_trusted())
+    return sorted(_names_of_trusted())
 
 
 def load(file: str | os.PathLike[str] | bytes | BinaryIO) -> Any:
@@ -211,10 +211,10 @@ def load(file: str | os.PathLike[str] | bytes | BinaryIO) -> Any:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             _check_members(archive, len(data))
             schema = json.loads(archive.read("schema.json"))
-            refused = sorted(_refused(schema, archive))
+            refused = sorted(_untrusted_types(schema, archive))
         if not refused:
             unknown = set(skops_io.get_untrusted_types(data=data))
-            refused = sorted(unknown - _trusted() - PLAIN["ConstructorFromReduceNode"])
+            refused = sorted(unknown - _names_of_trusted() - PLAIN["ConstructorFromReduceNode"])
     except DAMAGED as error:
         raise ValueError(
             f"{name} is damaged, or is not a file that skops.io.dump wrote: {error}"
@@ -260,7 +260,7 @@ def _check_members(archive: zipfile.ZipFile, size: int) -> None:
         raise ValueError(f"its {size:,} bytes would unpack to {unpacked:,}")
 
 
-def _refused(schema: Any, archive: zipfile.ZipFile) -> set[str]:
+def _untrusted_types(schema: Any, archive: zipfile.ZipFile) -> set[str]:
     """What the nodes of a schema would construct that is not accepted."""
     found, n_nodes = set(), 0
     for node in _nodes(schema):
@@ -268,7 +268,7 @@ def _refused(schema: Any, archive: zipfile.ZipFile) -> set[str]:
         name = _what_is_refused(node, archive)
         if name:
             found.add(name)
-    if not found and _unfolded(schema, {}, 0) > n_nodes:
+    if not found and _count_visits(schema, {}, 0) > n_nodes:
         raise ValueError("its nodes refer to each other")
     return found
 
@@ -301,7 +301,7 @@ def _what_is_refused(node: dict[str, Any], archive: zipfile.ZipFile) -> str | No
         _check_keys(node)
     if loader == "BytesNode" and not str(node["file"]).endswith(".bin"):
         raise ValueError(f"bytes are in {node['file']}")
-    types = SCALARS if loader == "TypeNode" else _trusted() if loader in OF_OURS else ()
+    types = SCALARS if loader == "TypeNode" else _names_of_trusted() if loader in OF_OURS else ()
     if name in PLAIN[loader] or name in types:
         return None
     if loader == "ObjectNode" and name.startswith("sklearn."):  # skops knows which are harmless
@@ -327,7 +327,7 @@ def _has_cache(node: dict[str, Any]) -> bool:
     return memory is not None and memory != {**memory, "__loader__": "JsonNode", "content": "null"}
 
 
-def _unfolded(tree: Any, known: dict[int, int | None], depth: int) -> int:
+def _count_visits(tree: Any, known: dict[int, int | None], depth: int) -> int:
     """Number of nodes that skops would visit, which takes a node for all of the same number.
 
     It is that of the file, unless a node stands for one that is larger, or for one around it.
@@ -335,7 +335,7 @@ def _unfolded(tree: Any, known: dict[int, int | None], depth: int) -> int:
     if depth > DEEPEST:
         raise ValueError("its nodes are nested too deeply")
     if isinstance(tree, list):
-        return sum(_unfolded(value, known, depth + 1) for value in tree)
+        return sum(_count_visits(value, known, depth + 1) for value in tree)
     if not isinstance(tree, dict):
         return 0
     number = tree.get("__id__") if "__loader__" in tree else None
@@ -349,7 +349,7 @@ def _unfolded(tree: Any, known: dict[int, int | None], depth: int) -> int:
             return size
         known[number] = None
     size = int("__loader__" in tree)
-    size += sum(_unfolded(value, known, depth + 1) for value in tree.values())
+    size += sum(_count_visits(value, known, depth + 1) for value in tree.values())
     if number is not None:
         known[number] = size
     return size

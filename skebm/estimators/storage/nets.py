@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
 
 
-def installed_version() -> str:
+def package_version() -> str:
     """Installed version of skebm."""
     try:
         return version("skebm")

@@ -432,7 +432,7 @@ def fit_real_bases(
         if trained is not clean:
             noisy = trained if sigma is None else trained.convolved(sigma)
     elif name == "auto" and several:
-        clean = _fitted("gaussian", rows, domain)  # which is Gaussian at all noise levels
+        clean = _fit_named("gaussian", rows, domain)  # which is Gaussian at all noise levels
     elif name in ("auto", "mixture") and unbounded:
         # EM with the noise variance included fits components at its scale.
         noise = None if deconvolve else sigma
@@ -442,7 +442,7 @@ def fit_real_bases(
         # A flow convolved with noise has no closed form, so it is fitted to noisy rows.
         clean = fit_flow(name, rows, sigma, seed)
     else:
-        clean = _fitted(name, rows, domain)
+        clean = _fit_named(name, rows, domain)
     clean = clean.to(rows.device, rows.dtype)
     if noisy is None and sigma is not None and clean.has_convolved:
         noisy = clean.convolved(sigma)
@@ -502,7 +502,7 @@ def fit_flow(
     return NormalizingFlow.fit(x, rows.counts, flow, sigma=noise, generator=generator, **more)
 
 
-def _fitted(base: str, rows: Rows, domain: Real) -> Distribution:
+def _fit_named(base: str, rows: Rows, domain: Real) -> Distribution:
     x, counts = rows.block(0, len(rows)), rows.counts
     if domain.lower is not None or domain.upper is not None:
         if base not in ("auto", "gaussian"):

@@ -17,8 +17,8 @@ from skebm._validation import (
     column_of,
     is_frame,
     kind_of,
+    mask_as_missing,
     no_column,
-    unmasked,
     warn,
 )
 from skebm.estimators.tables.dtypes import dtype_of, plain_dtype
@@ -33,7 +33,7 @@ def as_table(X: Any) -> Any:
     if is_frame(X):
         return X
     check_two_dimensions(X)
-    return X.toarray() if sp.issparse(X) else np.asarray(unmasked(X))
+    return X.toarray() if sp.issparse(X) else np.asarray(mask_as_missing(X))
 
 
 def column_names(X: Any) -> list[str]:

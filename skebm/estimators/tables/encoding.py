@@ -22,7 +22,7 @@ from skebm._validation import (
     column_ranges,
     fit_context,
     is_frame,
-    unmasked,
+    mask_as_missing,
     validate_data,
 )
 from skebm.estimators.base import atomic
@@ -175,7 +175,7 @@ class TableEncoder(SourceMixin, TransformerMixin, BaseEstimator):
         rows, header = self._in_memory(X)
         z = self._fit(rows, header)
         # Of a stream or a large array there are more rows than it is fitted to.
-        return self._filled(z) if rows is X else self.transform(X)
+        return self._impute(z) if rows is X else self.transform(X)
 
     def _fit(self, X: Any, header: Any) -> np.ndarray:
         """The rows as numbers, nan where missing."""
@@ -248,12 +248,12 @@ class TableEncoder(SourceMixin, TransformerMixin, BaseEstimator):
             Float64, without missing entries.
         """
         check_is_fitted(self)
-        return self._over_blocks(X, self._encoded)
+        return self._over_blocks(X, self._encode)
 
-    def _encoded(self, X: Any) -> np.ndarray:
-        return self._filled(self._numeric(self._codes(days_for_dates(X), reset=False)))
+    def _encode(self, X: Any) -> np.ndarray:
+        return self._impute(self._numeric(self._codes(days_for_dates(X), reset=False)))
 
-    def _filled(self, z: np.ndarray) -> np.ndarray:
+    def _impute(self, z: np.ndarray) -> np.ndarray:
         """Rows whose missing entries are those of their nearest row."""
         holes = np.isnan(z).any(1)
         if holes.any():
@@ -289,7 +289,7 @@ def days_for_dates(X: Any) -> Any:
         raise ValueError("Sparse X: pass X.toarray().")
     check_two_dimensions(X)
     if not is_frame(X):
-        X = np.asarray(unmasked(X))
+        X = np.asarray(mask_as_missing(X))
         return days(X) if X.dtype.kind in "Mm" else X
     found = {}
     for j in range(X.shape[1]):

@@ -278,7 +278,7 @@ class Table:
                 found[:, np.searchsorted(order, block.columns)] = made
         return found
 
-    def filled(self, X: Any, x: Tensor) -> Any:
+    def with_imputations(self, X: Any, x: Tensor) -> Any:
         """Validated X with its nan replaced by the entries of rows x of the energy."""
         X = X.toarray() if sp.issparse(X) else X
         found = np.where(np.isnan(X), self.to_units(x).reshape(X.shape), X)
@@ -329,7 +329,7 @@ class Table:
         numbers = self.block(NumberBlock)
         if numbers is None or numbers.standardized:
             return ""
-        scale = rows.sampled(0).block(0, len(rows)).double().std(0)
+        scale = rows.subsample(0).block(0, len(rows)).double().std(0)
         low, high = float(scale[scale > 0].min()), float(scale.max())
         if low > 1 / USUAL_SCALE and high < USUAL_SCALE:
             return ""

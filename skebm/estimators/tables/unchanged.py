@@ -10,7 +10,7 @@ from sklearn.base import BaseEstimator, clone
 from torch import nn
 
 from skebm.distributions import Distribution
-from skebm.energies.neural import given_network, stored_network
+from skebm.energies.neural import network_from_state, network_to_state
 from skebm.estimators.tables.bases import same_distribution
 
 # What tables, bases, noise and networks are made of. Sizes of hidden layers are seen by the shapes
@@ -45,7 +45,7 @@ KEPT = (
 def first_parameters(estimator: Any) -> dict[str, Any]:
     """The parameters of an estimator that must not change, as they are now, by name."""
     params = estimator.get_params(deep=False)
-    return {name: _kept(params[name]) for name in KEPT if name in params}
+    return {name: _snapshot(params[name]) for name in KEPT if name in params}
 
 
 def check_unchanged(estimator: Any, first: dict[str, Any]) -> None:
@@ -55,7 +55,7 @@ def check_unchanged(estimator: Any, first: dict[str, Any]) -> None:
     """
     named = hasattr(estimator._blueprint, "base_name")
     for name, value in first.items():
-        now, value = getattr(estimator, name), given_network(value)
+        now, value = getattr(estimator, name), network_from_state(value)
         if not (name == "base" and named):
             check_setting_stays(name, now, value)
 
@@ -69,12 +69,12 @@ def check_setting_stays(name: str, now: Any, first: Any) -> None:
         )
 
 
-def _kept(value: Any) -> Any:
+def _snapshot(value: Any) -> Any:
     """A value that stays what it is if users change their own object in place."""
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, nn.Module):
-        return stored_network(value)
+        return network_to_state(value)
     return clone(value, safe=False) if isinstance(value, BaseEstimator) else value
 
 

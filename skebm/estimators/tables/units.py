@@ -8,7 +8,7 @@ import numpy as np
 
 from skebm._validation import column_ranges, warn
 from skebm.base import Domain, Real
-from skebm.training.mapped import MappedArray, array_blocks, mapped_moments
+from skebm.training.mapped import MappedArray, array_blocks, moments_of_map
 
 # Mean of a column, in standard deviations, above which it should not be left as it is.
 LARGE_MEAN = 10_000
@@ -52,11 +52,11 @@ def learn_units(
     with np.errstate(over="ignore", invalid="ignore"):
         factor = extreme_factors(*column_ranges(X))
         if isinstance(X, MappedArray):
-            mean, scale = mapped_moments(X, weight, factor)
+            mean, scale = moments_of_map(X, weight, factor)
         else:
             x = X.astype(np.float64) if factor is None else X.astype(np.float64) * factor
-            mean = _known_mean(x, weight)
-            scale = _known_mean(np.square(x - mean), weight)
+            mean = _mean_of_known(x, weight)
+            scale = _mean_of_known(np.square(x - mean), weight)
         scale = np.sqrt(scale)
         if factor is not None:
             mean, scale = mean / factor, scale / factor
@@ -114,7 +114,7 @@ def _is_constant(X: Any, mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
     return (low == high) | narrow
 
 
-def _known_mean(x: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
+def _mean_of_known(x: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
     """Weighted means of the columns over their known values."""
     known = ~np.isnan(x)
     if known.all():

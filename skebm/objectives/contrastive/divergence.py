@@ -223,7 +223,7 @@ class ContrastiveDivergence(Objective):
         """Mean energy of the data minus that of the chains, plus the penalties."""
         x, state = self.phases(batch, state, generator)
         chain: Any = state.chain
-        f = self.energy.trained(torch.cat([x, chain.x]))
+        f = self.energy.parametric_energy(torch.cat([x, chain.x]))
         value = self.contrast(f, batch, state)
         if self.penalty is not None:
             energy: Any = self.energy
@@ -382,11 +382,11 @@ class ContrastiveDivergence(Objective):
             return self._log_partition_monitor.log_partition(self.energy, None)
         rows = state.chain.x
         if state.walkers is not None:
-            rows = rows[state.walkers.resampled_indices(generator)]
+            rows = rows[state.walkers.indices_by_weight(generator)]
         return self._log_partition_monitor.log_partition(self.energy, rows)
 
     @torch.no_grad()
-    def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
+    def validation_loss(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
         """Minus the mean log-likelihood ratio to the base, with log Z from bridge sampling.
 
         For discrete models with a hidden layer it is minus the mean pseudo-log-likelihood, which
@@ -414,14 +414,14 @@ class ContrastiveDivergence(Objective):
         log_z = state.walkers.log_partition(self.energy, state.chain.x)
         return weighted_mean(self.energy(batch.x), batch.weight) + log_z
 
-    def diverged(
+    def divergence_reason(
         self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
     ) -> str | None:
         """Check for non-finite values, then apply `skebm.base.objective.why_diverged`."""
         domain, sampler = self.energy.domain, self.sampler
         # On discrete rows low acceptance can be legitimate, and adaptive samplers set their step.
         rejects = sampler.exact and isinstance(domain, Real) and not sampler.adapts
-        reason = super().diverged(logs, before, n_rows)
+        reason = super().divergence_reason(logs, before, n_rows)
         return reason or why_diverged(logs, before, n_rows, domain, rejects)
 
     # ---------------------------------------------------------------- state
@@ -431,19 +431,21 @@ class ContrastiveDivergence(Objective):
         pool = state.pool
         return state if pool is None else state._replace(pool=pool.clone())
 
-    def rolled_back(
+    def state_after_roll_back(
         self, state: ContrastiveState, batch: Batch, generator: torch.Generator, tries: int = 1
     ) -> ContrastiveState:
         """Earlier chains with half the step size; new chains from the second attempt on."""
         with torch.no_grad(), sampling(self.energy):
-            return self.negatives.rolled_back(self.energy, state, batch.x, generator, tries)
+            return self.negatives.state_after_roll_back(
+                self.energy, state, batch.x, generator, tries
+            )
 
-    def joined(
+    def state_with_draws(
         self, state: ContrastiveState, draws: Tensor, generator: torch.Generator
     ) -> ContrastiveState:
         """State in which up to half of the persistent chains continue from draws of the model."""
         with torch.no_grad(), sampling(self.energy):
-            return self.negatives.joined(self.energy, state, draws, generator)
+            return self.negatives.state_with_draws(self.energy, state, draws, generator)
 
     def over_ranks(
         self,

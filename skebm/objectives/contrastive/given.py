@@ -134,7 +134,7 @@ class RankedConditional(Rowwise):
         given = self.energy.given(c)
         with torch.no_grad():
             draws = given.base.draws(self.n_draws, generator)
-        f = given.trained(torch.cat([x, draws])).view(1 + self.n_draws, len(x))
+        f = given.parametric_energy(torch.cat([x, draws])).view(1 + self.n_draws, len(x))
         return (-f).logsumexp(0) + f[0]
 
     def work(self, n_rows: int) -> float:
@@ -216,7 +216,7 @@ class ClampedDivergence(Objective):
         given = self.energy.given(c)
         with torch.no_grad(), sampling(self.energy):
             chain, state = self._chain(given, x, state, generator)
-        f, share = given.trained(torch.cat([x, chain])), share_of(batch)
+        f, share = given.parametric_energy(torch.cat([x, chain])), share_of(batch)
         return Loss(share @ f[: len(x)] - share @ f[len(x) :], state)
 
     def _chain(
@@ -251,20 +251,20 @@ class ClampedDivergence(Objective):
         spread = weighted_variance(data, batch.weight).sqrt()
         return {"loss": gap, "energy_gap": gap, "energy_spread": spread}
 
-    def held_out(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
+    def validation_loss(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
         """The ranking loss of held-out rows among draws of the base, see RankedConditional."""
         with torch.no_grad(), sampling(self.energy):
             losses = RankedConditional(self.energy, HELD_OUT_DRAWS).rowwise(batch.x, generator)
         return weighted_mean(losses, batch.weight)
 
-    def diverged(
+    def divergence_reason(
         self, logs: dict[str, float], before: dict[str, float] | None = None, n_rows: int = 100
     ) -> str | None:
         """Check for non-finite values, then apply `skebm.base.objective.why_diverged`."""
-        reason = super().diverged(logs, before, n_rows)
+        reason = super().divergence_reason(logs, before, n_rows)
         return reason or why_diverged(logs, before, n_rows, self.energy.target_domain)
 
-    def rolled_back(
+    def state_after_roll_back(
         self, state: ClampedState, batch: Batch, generator: torch.Generator, tries: int = 1
     ) -> ClampedState:
         """Half the step size."""
@@ -296,7 +296,7 @@ def draw_by_importance(
     This leaves p(x | c) invariant.
     """
     offered = torch.cat([x, given.base.draws(n_draws, generator)])
-    log_weight = -given.trained(offered).view(1 + n_draws, len(x)).t()
+    log_weight = -given.parametric_energy(offered).view(1 + n_draws, len(x)).t()
     pick = torch.multinomial(log_weight.double().softmax(1), 1, generator=generator)[:, 0]
     rows = offered.view(1 + n_draws, *x.shape)
     return rows[pick, torch.arange(len(x), device=x.device)]

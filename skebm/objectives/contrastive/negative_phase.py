@@ -270,7 +270,7 @@ class NegativePhase:
 
     # ---------------------------------------------------------------- rolling back
 
-    def rolled_back(
+    def state_after_roll_back(
         self,
         energy: Energy,
         state: ContrastiveState,
@@ -292,7 +292,7 @@ class NegativePhase:
             chain = self.kernel(halvings).init(energy, chain.x)
         return state._replace(chain=chain, halvings=halvings)
 
-    def joined(
+    def state_with_draws(
         self,
         energy: Energy,
         state: ContrastiveState,

@@ -106,7 +106,7 @@ class Walkers(NamedTuple):
         level = _energies(energy, chain)
         weighted = self._replace(log_weight=self.log_weight + self.energy - level, energy=level)
         log_w, resample, n = weighted.log_weight, weighted.degenerate, len(level)
-        pick = weighted.resampled_indices(generator)
+        pick = weighted.indices_by_weight(generator)
         pick = torch.where(resample, pick, torch.arange(n, device=pick.device))
         collected = torch.where(resample, log_w.logsumexp(0) - math.log(n), 0.0)
         walkers = Walkers(torch.where(resample, 0.0, log_w), self.log_z + collected, level[pick])
@@ -115,7 +115,7 @@ class Walkers(NamedTuple):
         aux = chain.aux if isinstance(chain.aux, StepSettings) else None
         return ChainState(chain.x[pick], value, grad, aux), walkers
 
-    def resampled_indices(self, generator: torch.Generator) -> Tensor:
+    def indices_by_weight(self, generator: torch.Generator) -> Tensor:
         """Indices of chains drawn by their weights with systematic resampling, (n_chains,)."""
         share, n = self.share, len(self.log_weight)
         u = torch.rand((), generator=generator, dtype=share.dtype, device=share.device)

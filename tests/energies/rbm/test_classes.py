@@ -59,7 +59,7 @@ def rows_of(energy, n=6):
 
 def joint(energy, x, y, h):
     """E(x, y, h) by the formula."""
-    m = energy.machine
+    m = energy.rbm
     return (
         -m.structure().log_prob(x)
         - m.statistics(x) @ m.visible_bias
@@ -159,7 +159,7 @@ def test_log_z_is_that_of_all_rows_and_classes(name):
             energy, x=states[:50], generator=generator()
         )
         assert bracket.lower - 0.1 < log_z < bracket.upper + 0.1
-        # Given a class, the machine has the rest of log Z.
+        # Given a class, the RBM has the rest of log Z.
         parts = [
             Exact().estimate(energy.given(k)).value + energy.class_bias[k].item()
             for k in range(N_CLASSES)
@@ -199,7 +199,7 @@ def test_gibbs_draws_the_marginal(name):
 def test_padding_changes_no_energy():
     energy = machine_of("levels")
     x = rows_of(energy)
-    padded = energy.padded()
+    padded = energy.with_padding()
     with torch.no_grad():
         torch.testing.assert_close(padded(x), energy(x))
         torch.testing.assert_close(padded.log_class_proba(x), energy.log_class_proba(x))
@@ -290,9 +290,9 @@ def test_centring_is_that_of_a_machine_with_classes_among_its_columns():
         dtype=F64,
     )
     with torch.no_grad():
-        both.weight.copy_(torch.cat([energy.machine.weight, energy.class_weight], 1))
-        both.visible_bias.copy_(torch.cat([energy.machine.visible_bias, energy.class_bias]))
-        both.hidden_bias.copy_(energy.machine.hidden_bias)
+        both.weight.copy_(torch.cat([energy.rbm.weight, energy.class_weight], 1))
+        both.visible_bias.copy_(torch.cat([energy.rbm.visible_bias, energy.class_bias]))
+        both.hidden_bias.copy_(energy.rbm.hidden_bias)
     # Chains that are the rows themselves, with the classes summed out.
     centering = Centering(rate=0.0, precondition=0.5)
     own = energy.contrast_gradient(centering, None)
@@ -312,11 +312,11 @@ def test_centring_is_that_of_a_machine_with_classes_among_its_columns():
     theirs = both.contrast_gradient(centering, None)
     theirs.write(torch.cat([x, one_hot], 1), every, sign, share, offsets, None)
     torch.testing.assert_close(
-        torch.cat([found["machine.weight"], found["class_weight"]], 1), both.weight.grad
+        torch.cat([found["rbm.weight"], found["class_weight"]], 1), both.weight.grad
     )
-    torch.testing.assert_close(found["machine.hidden_bias"], both.hidden_bias.grad)
+    torch.testing.assert_close(found["rbm.hidden_bias"], both.hidden_bias.grad)
     torch.testing.assert_close(
-        torch.cat([found["machine.visible_bias"], found["class_bias"]]), both.visible_bias.grad
+        torch.cat([found["rbm.visible_bias"], found["class_bias"]]), both.visible_bias.grad
     )
 
 
@@ -331,5 +331,5 @@ def test_centred_precisions_have_the_plain_gradient(centering):
         own = energy.contrast_gradient(how, None)
         signs = torch.cat([-0.3 * share, 0.3 * share])
         own.write_supervised(x, x.flip(0) * 0.5, signs, share, target, own.start(x, None), None)
-        found.append(energy.machine.log_precision.grad.clone())
+        found.append(energy.rbm.log_precision.grad.clone())
     torch.testing.assert_close(found[0], found[1])

@@ -448,7 +448,7 @@ def test_the_monitor_measures_rows_by_the_base(policy):
         )
         error = (x - h @ linear.solution[:H] - linear.solution[H]).square().mean()
     assert logs["reconstruction_error"] == pytest.approx(float(error))
-    held_out = objective.held_out(Batch(x), state, seeded())
+    held_out = objective.validation_loss(Batch(x), state, seeded())
     assert float(held_out) == pytest.approx(-logs["gain_over_base"], abs=logs["gain_error"])
 
 
@@ -457,8 +457,8 @@ def test_weights_in_units_of_the_rows_are_no_divergence():
     energy = make("real")
     objective, x = objective_of(energy), draw_pair(energy, 60, 3)[0]
     logs = look(objective, Batch(x), later(objective, x))
-    assert objective.diverged(logs | {"largest_weight": 1e4}) is None
-    assert "energy gap" in objective.diverged(logs | {"energy_gap": -1e3})
+    assert objective.divergence_reason(logs | {"largest_weight": 1e4}) is None
+    assert "energy gap" in objective.divergence_reason(logs | {"energy_gap": -1e3})
 
 
 def with_offsets(energy, centering, x):

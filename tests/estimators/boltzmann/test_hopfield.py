@@ -165,9 +165,9 @@ class Traced:
     def __getattr__(self, name):
         return getattr(self.memory, name)
 
-    def updated(self, rows, order):
+    def next_rows(self, rows, order):
         self.energies.append(self.memory.energy(rows))
-        return self.memory.updated(rows, order)
+        return self.memory.next_rows(rows, order)
 
 
 @crowded
@@ -184,8 +184,8 @@ def test_an_asynchronous_sweep_flips_what_lowers_the_energy(rule, seed):
         other[:, i] *= -1
         lower = memory.energy(other) < memory.energy(expected) - 1e-9
         expected[lower] = other[lower]
-    assert_array_equal(memory._memory.updated(s, order), expected)
-    assert_array_equal(memory._memory.updated(s[:3], order), expected[:3])
+    assert_array_equal(memory._memory.next_rows(s, order), expected)
+    assert_array_equal(memory._memory.next_rows(s[:3], order), expected[:3])
 
 
 @crowded
@@ -198,7 +198,7 @@ def test_all_at_once_flips_what_alone_lowers_the_energy(rule):
         other = s.copy()
         other[:, i] *= -1
         expected[:, i] = np.where(memory.energy(other) < memory.energy(s) - 1e-9, -s[:, i], s[:, i])
-    assert_array_equal(memory._memory.updated(s, None), expected)
+    assert_array_equal(memory._memory.next_rows(s, None), expected)
 
 
 @crowded
@@ -306,7 +306,7 @@ class Turning(hopfield.Memory):
     def energy(self, rows):
         return np.zeros(len(rows))
 
-    def updated(self, rows, order):
+    def next_rows(self, rows, order):
         return np.roll(rows, 1, axis=1)
 
 

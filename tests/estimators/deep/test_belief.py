@@ -658,9 +658,11 @@ def test_gains_of_widths_that_are_filled_up(monkeypatch):
     lower = BernoulliRBM(6, 20, generator=generator, scale=0.2).requires_grad_(False)
     upper = BernoulliRBM(20, 7, generator=generator, scale=0.2).requires_grad_(False)
     x = torch.randint(0, 2, (64, 6), generator=generator).float()
-    plain = bounds.sampled_gain([lower, upper], x, 2000, 0)
+    plain = bounds.log_mean_gain_of_draws([lower, upper], x, 2000, 0)
     wide = torch.nn.functional.pad(x, (0, 10))
-    padded = bounds.sampled_gain([lower.padded(), upper.padded()], wide, 2000, 0)
+    padded = bounds.log_mean_gain_of_draws(
+        [lower.with_padding(), upper.with_padding()], wide, 2000, 0
+    )
     assert abs(float((plain - padded).mean())) < 0.02
 
 

@@ -394,7 +394,7 @@ def test_a_machine_below_its_base_goes_back_to_it(base):
     guard = model.net_.guard_
     guard.best = guard.best._replace(gain=-0.1)
     guard.shown = {"gain_over_base": -0.2, "gain_error": 0.05}
-    model._blueprint.finalised(model.net_, rows)
+    model._blueprint.after_training(model.net_, rows)
     model._log_z = LogZ()
     expected = model.base_.log_prob(torch.as_tensor(STATES).float()).numpy()
     assert_allclose(model.score_samples(STATES), expected, atol=1e-3)

@@ -9,7 +9,7 @@ from sklearn.exceptions import ConvergenceWarning
 from skebm import RBMEstimator
 from skebm.base import Binary, Categorical, Mixed, Real
 from skebm.distributions import IndependentBernoulli
-from skebm.estimators.rbm.choice import Tried, candidates, choose_base
+from skebm.estimators.rbm.choice import ValidationScore, candidates, choose_base
 from skebm.training.rows import Rows
 from skebm.training.selection import Gain, epochs_by_halves
 from tests.support.tiers import full, only_full
@@ -34,7 +34,7 @@ def bits(n):
 
 
 def tried(value, optimism=0.0):
-    return Tried(value + optimism, lambda: value)
+    return ValidationScore(value + optimism, lambda: value)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_pessimistic_ends_decide_and_are_found_only_where_they_may():
 
     def trial(name, n_hidden, *rest):
         value, optimism = values[name]
-        return Tried(value + optimism, lambda: asked.append(name) or value)
+        return ValidationScore(value + optimism, lambda: asked.append(name) or value)
 
     choice = choose_base(list(values), (8,), trial, bits(300), torch.Generator().manual_seed(0))
     assert choice.name == "chow-liu"  # and not the one that is the best by the short estimate

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from skebm import DeepBoltzmannMachine, RBMEstimator, SpikeSlabRBM
-from skebm.estimators.rbm.choice import Trials
+from skebm.estimators.rbm.choice import ValidationFits
 from skebm.training.engine import EnergyNet
 from skebm.training.guard import DivergenceError
 
@@ -34,7 +34,7 @@ MODELS = {
 def test_an_epoch_that_fails_leaves_no_imputations_behind(name, monkeypatch):
     """The epoch is repeated from the completed rows before it, with the weights before it."""
     model, calls = MODELS[name](), []
-    completed = EnergyNet._completed
+    completed = EnergyNet._impute_batch
 
     def failing(self, batch, known, generator):
         found = completed(self, batch, known, generator)
@@ -44,7 +44,7 @@ def test_an_epoch_that_fails_leaves_no_imputations_behind(name, monkeypatch):
             return found._replace(x=found.x.masked_fill(missing, torch.nan))
         return found
 
-    monkeypatch.setattr(EnergyNet, "_completed", failing)
+    monkeypatch.setattr(EnergyNet, "_impute_batch", failing)
     model.fit(rows_with_holes())
     assert model.n_restarts_ > 0
     assert np.isfinite(model.score_samples(rows_with_holes(seed=1))).all()
@@ -62,7 +62,7 @@ def test_an_epoch_that_fails_leaves_no_imputations_behind(name, monkeypatch):
 def test_a_trial_that_fails_loses(n_failing, monkeypatch):
     """It changes no rows that others start from, and where all fail the fit goes on without."""
     starts, train = [], EnergyNet.partial_fit
-    net_of = Trials._net
+    net_of = ValidationFits._net
 
     def noting(self, recipe, rows, *args):
         starts.append((id(recipe.base), rows.x.clone()))
@@ -74,7 +74,7 @@ def test_a_trial_that_fails_loses(n_failing, monkeypatch):
             raise DivergenceError("as if it had diverged")
         return train(self, rows, *args, **kwargs)
 
-    monkeypatch.setattr(Trials, "_net", noting)
+    monkeypatch.setattr(ValidationFits, "_net", noting)
     monkeypatch.setattr(EnergyNet, "partial_fit", failing)
     monkeypatch.setattr("skebm.estimators.rbm.blueprint.ENOUGH_STEPS", 20)
     model = RBMEstimator(categorical_features=[2], n_iter=20, random_state=0)

@@ -122,7 +122,7 @@ def test_probabilities_of_bits_are_drawn():
     terms = PseudoLikelihood(energy).of_rows(bits(3)).detach()
     mean, n = chance @ terms, 20_000
     error = ((chance @ terms**2 - mean**2) / n).sqrt()
-    found = objective.held_out(Batch(p.expand(n, 3)), None, seeded())
+    found = objective.validation_loss(Batch(p.expand(n, 3)), None, seeded())
     assert abs(found - mean) < 4 * error
     assert abs(PseudoLikelihood(energy).of_rows(p)[0].detach() - mean) > 10 * error
 
@@ -131,13 +131,13 @@ def test_a_loss_above_that_of_the_uniform_distribution_is_a_divergence():
     objective = CenteredObjective(PseudoLikelihood(make_rbm(4, 3)))
     logs = {"loss": 4 * np.log(2) + 0.9, "largest_weight": 3.0}
     before = logs | {"loss": 2.0}
-    assert objective.diverged(logs, before) is None
+    assert objective.divergence_reason(logs, before) is None
     worse = logs | {"loss": 4 * np.log(2) + 1.1}
-    assert "uniform" in objective.diverged(worse, before)
-    assert objective.diverged(worse, worse) is None  # a poor start is none
-    assert objective.diverged(worse, before, n_rows=5) is None
-    assert "weight" in objective.diverged(logs | {"largest_weight": 101.0}, before)
-    assert "not finite" in objective.diverged(logs | {"loss": float("nan")}, before)
+    assert "uniform" in objective.divergence_reason(worse, before)
+    assert objective.divergence_reason(worse, worse) is None  # a poor start is none
+    assert objective.divergence_reason(worse, before, n_rows=5) is None
+    assert "weight" in objective.divergence_reason(logs | {"largest_weight": 101.0}, before)
+    assert "not finite" in objective.divergence_reason(logs | {"loss": float("nan")}, before)
 
 
 # ------------------------------------------------------------------------------

@@ -176,7 +176,7 @@ def joined(n_draws, sampler=None, chains=None):
     batch = objective.energy.domain.uniform(10, seeded(), dtype=DOUBLE)
     state = objective.start(Batch(batch), seeded())
     draws = torch.full((n_draws, 6), 1.0, dtype=DOUBLE)
-    return objective, state, objective.joined(state, draws, seeded(1))
+    return objective, state, objective.state_with_draws(state, draws, seeded(1))
 
 
 @pytest.mark.parametrize(("n_draws", "n_moved"), [(3, 3), (40, 5)])
@@ -220,8 +220,8 @@ def after(gains, *, seldom=True, error=0.1):
 def test_training_ends_early_only_where_every_gain_is_known():
     """A plateau of a few assessments says nothing."""
     gains = [0.0, 1.0, *[0.5] * 60]
-    assert after(gains, seldom=False).exhausted(60, 0, 60, 2)
-    assert not after(gains).exhausted(60, 0, 60, 2)
+    assert after(gains, seldom=False).is_exhausted(60, 0, 60, 2)
+    assert not after(gains).is_exhausted(60, 0, 60, 2)
 
 
 def test_models_that_are_assessed_seldom_do_not_end_below_their_base():

@@ -288,7 +288,7 @@ def test_free_energy_differentiates_to_finite_differences_of_parameters(energy):
 
 def test_filling_up_changes_nothing(energy):
     x = rows(energy)
-    padded = energy.padded()
+    padded = energy.with_padding()
     assert padded.weight.shape == (16, 16)
     torch.testing.assert_close(padded(x), energy(x))
     torch.testing.assert_close(padded.hidden(x).mean[:, :4], energy.hidden(x).mean)

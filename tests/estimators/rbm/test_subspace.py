@@ -156,7 +156,7 @@ def test_gibbs_draws_the_marginal(name):
 @names
 def test_padding_changes_nothing(name):
     energy = energy_on(name)
-    x, padded = rows_of(energy), energy.padded()
+    x, padded = rows_of(energy), energy.with_padding()
     layer = energy.hidden(x).sample(seeded())
     with torch.no_grad():
         torch.testing.assert_close(padded(x), energy(x))
@@ -408,7 +408,7 @@ def test_exact_gradients_are_the_same_by_rows_and_by_layers():
     (loss + Penalty(l1=0.01, l2=0.1).value(energy.weight, X, X[:, 0])).backward()
     for key, value in grads(energy).items():
         torch.testing.assert_close(found[key], value)
-    assert objective.held_out(Batch(X), None, seeded()).item() == pytest.approx(loss.item())
+    assert objective.validation_loss(Batch(X), None, seeded()).item() == pytest.approx(loss.item())
 
 
 def test_exact_learning_ends_where_the_gradient_of_the_likelihood_does():

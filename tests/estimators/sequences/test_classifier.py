@@ -163,7 +163,7 @@ def test_labels_given_all_frames_are_sums_over_sequences_of_labels(case):
     sequences = [frames_of(T), frames_of(1, seed=4), frames_of(3, seed=5)]
     rows, chain = rows_of(energy, sequences), LabelChain(K, label_order)
     terms, alone = chain.terms(energy, rows, torch.arange(len(rows.x)), exact_log_z)
-    found, evidence = chain.smoothed(terms, *rows.sequences())
+    found, evidence = chain.smoothing(terms, *rows.sequences())
     evidence = evidence + alone
     at = 0
     for frames in sequences:
@@ -184,7 +184,7 @@ def test_discriminative_labels_are_a_product_of_conditionals(case):
     energy, frames = energy_of(order, label_order), frames_of(T)
     rows, chain = rows_of(energy, [frames]), LabelChain(K, label_order)
     terms, _ = chain.terms(energy, rows, torch.arange(T), None)
-    found, evidence = chain.smoothed(terms, *rows.sequences())
+    found, evidence = chain.smoothing(terms, *rows.sequences())
     expected = causal_by_enumeration(energy, frames)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
     torch.testing.assert_close(evidence, torch.zeros(T, dtype=F64), rtol=0, atol=1e-12)
@@ -361,7 +361,7 @@ def test_estimated_log_z_gives_nearly_the_exact_labels():
 
     chain = LabelChain(2, 1)
     terms, alone = chain.terms(energy, rows, torch.arange(len(rows.x)), log_z)
-    expected, evidence = chain.smoothed(terms, *rows.sequences())
+    expected, evidence = chain.smoothing(terms, *rows.sequences())
     np.testing.assert_allclose(model.predict_proba(X), expected.exp(), atol=0.05)
     np.testing.assert_allclose(model.score_samples(X), evidence + alone, atol=0.2)
 

@@ -127,7 +127,7 @@ def test_sparse_bits_are_the_same_rows():
     table = Table([ProbabilityBlock.learn(X)])
     found = table.rows(sparse.csr_array(X), **KIND)
     assert_array_equal(found.block(0, 20), X)
-    assert_array_equal(table.filled(sparse.csr_array(X), found.block(0, 20)), X)
+    assert_array_equal(table.with_imputations(sparse.csr_array(X), found.block(0, 20)), X)
 
 
 def test_a_category_of_two_levels_is_a_bit():

@@ -787,7 +787,7 @@ def test_the_monitor_knows_the_gap_and_the_gain(kind, weighted):
     noise = 0 if kind == "data" else 6 * float(level.std()) / math.sqrt(4000)
     assert logs["loss"] == logs["energy_gap"] == pytest.approx(gap, abs=noise + 1e-9)
     assert logs["gain_over_base"] == pytest.approx(float(gain), abs=5 * float(error))
-    held_out = objective.held_out(Batch(x, weight=w), state, seeded())
+    held_out = objective.validation_loss(Batch(x, weight=w), state, seeded())
     assert float(held_out) == pytest.approx(-float(gain), abs=5 * float(error))
 
 
@@ -812,7 +812,9 @@ def test_noise_counts_for_the_rows_that_are_watched():
     state = standing(objective, normal(2000, 2) - slope)
     x = normal(50, 2, seed=3)
     truth = float(-(x @ slope).mean() - slope.square().sum() / 2)
-    found = torch.stack([objective.held_out(Batch(x), state, seeded(seed)) for seed in range(20)])
+    found = torch.stack(
+        [objective.validation_loss(Batch(x), state, seeded(seed)) for seed in range(20)]
+    )
     assert abs(float(found.mean()) + truth) < 0.06
     one_look = float((slope * noise).norm()) / math.sqrt(50)
     assert float(found.std()) < one_look / 2  # many looks
@@ -826,7 +828,7 @@ def test_watching_leaves_buffer_and_chains_alone(kind):
     kept, before = copy.deepcopy(state), torch.get_rng_state()
     first = look(objective, Batch(x), state)
     assert look(objective, Batch(x), state) == first
-    objective.held_out(Batch(x), state, seeded(1))
+    objective.validation_loss(Batch(x), state, seeded(1))
     assert same(state, kept)
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -839,8 +841,8 @@ def test_rows_are_watched_before_the_first_batch_and_without_a_base():
     state = objective.start(batch, seeded())
     logs = look(objective, batch, state)
     assert logs["energy_gap"] == 0
-    assert objective.diverged(logs) is None
-    assert torch.isfinite(objective.held_out(batch, state, seeded()))
+    assert objective.divergence_reason(logs) is None
+    assert torch.isfinite(objective.validation_loss(batch, state, seeded()))
 
 
 def test_acceptance_is_the_mean_of_the_steps():
@@ -1010,11 +1012,11 @@ def test_a_roll_back_halves_the_step_and_a_second_one_starts_anew(policy):
     sampler = Langevin(0.08, noise_scale=0.2)
     objective = ContrastiveDivergence(energy, sampler, POLICIES[policy](energy.base))
     state = gradient(objective, batch, objective.start(batch, seeded()))[1].state
-    after = objective.rolled_back(state, batch, seeded(3))
+    after = objective.state_after_roll_back(state, batch, seeded(3))
     assert (after.halvings, after.n_batches) == (1, 1)
     assert torch.equal(after.chain.x, state.chain.x)  # they were well
     assert same(after.pool, state.pool)
-    again = objective.rolled_back(after, batch, seeded(3), tries=2)
+    again = objective.state_after_roll_back(after, batch, seeded(3), tries=2)
     assert again.halvings == 2
     for rows in ("pool", "chain"):
         old, new = getattr(state, rows), getattr(again, rows)
@@ -1038,7 +1040,7 @@ def test_new_chains_are_rows_that_the_model_likes():
         energy, MALA(0.08), Persistent(n_chains=500, initial=energy.base)
     )
     state = objective.start(Batch(normal(6, 3)), seeded())
-    again = objective.rolled_back(state, Batch(normal(6, 3)), seeded(3), tries=2)
+    again = objective.state_after_roll_back(state, Batch(normal(6, 3)), seeded(3), tries=2)
     with torch.no_grad():
         draws = energy.base.sample(200_000, seeded(4))
         f = energy.correction(draws)
@@ -1069,7 +1071,7 @@ def test_the_halved_step_is_the_one_that_chains_take(fewer_rungs):
             energy, MALA(0.08, scale="auto"), POLICIES["persistent"](energy.base, reweight=reweight)
         )
         state = objective.start(batch, seeded())
-        after = objective.rolled_back(state, batch, seeded(3))
+        after = objective.state_after_roll_back(state, batch, seeded(3))
         assert float(after.chain.aux.step_size) == pytest.approx(0.04), f"reweight={reweight}"
 
 
@@ -1079,7 +1081,7 @@ def test_weighed_chains_are_right_where_they_were(fewer_rungs):
         energy, MALA(0.08), POLICIES["persistent"](energy.base, reweight=True)
     )
     state = gradient(objective, batch, objective.start(batch, seeded()))[1].state
-    after = objective.rolled_back(state, batch, seeded(3))
+    after = objective.state_after_roll_back(state, batch, seeded(3))
     assert torch.equal(after.chain.x, state.chain.x)
     assert same(after.walkers, state.walkers)
     assert after.halvings == 1

@@ -95,7 +95,7 @@ def test_held_out_rows_are_judged_by_their_likelihood():
     trained, state = hurried(10)
     x = torch.eye(5, dtype=DOUBLE)
     with torch.no_grad():
-        loss = trained.held_out(Batch(x), state, seeded())
+        loss = trained.validation_loss(Batch(x), state, seeded())
         truth = (trained.energy(x) + Enumerated(trained.energy).log_z).mean()
         logs = trained.monitor(Batch(x), state, seeded())
     assert float(loss) == pytest.approx(float(truth), abs=0.05)

@@ -90,7 +90,7 @@ class ConditionalBlueprint(GuardedBlueprint):
     n_steps: int
     seed: int
     step_size: float = 0.1
-    needs_judges: ClassVar[bool] = True
+    needs_validation_rows: ClassVar[bool] = True
     of_what: ClassVar[str] = "p(x given c)"
 
     def objective(self, generator: torch.Generator) -> Objective:
@@ -127,9 +127,9 @@ class ConditionalBlueprint(GuardedBlueprint):
     def log_ratios(self) -> LogRatioOf:
         return functools.partial(conditional_log_ratios, self.energy)
 
-    def finalised(self, net: EnergyNet, rows: Rows) -> ConditionalBlueprint:
+    def after_training(self, net: EnergyNet, rows: Rows) -> ConditionalBlueprint:
         """With a step size of the model's chains; the base where rows gain too little."""
-        found = super().finalised(net, rows)
+        found = super().after_training(net, rows)
         energy = found.energy(net.module_.energy.eval())
         generator = torch.Generator(rows.device).manual_seed(net.seed_)
         index = torch.linspace(0, len(rows) - 1, min(len(rows), N_PILOTS), device=rows.device)
@@ -202,7 +202,7 @@ def conditional_gain(energy: ConditionalEnergy, rows: Tensor, generator: torch.G
     """
     c, x = energy.split(rows)
     given = energy.given(c)
-    f = given.trained(x).double()
+    f = given.parametric_energy(x).double()
     if x.shape[1] == min(MOST_NODES):
         found = by_quadrature(energy, c)
         if found.exact.all():

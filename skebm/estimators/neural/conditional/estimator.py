@@ -22,14 +22,14 @@ from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
 from skebm.distributions import RegressionMixture
-from skebm.estimators._docs import shared_docs
+from skebm.estimators._docs import insert_shared_docs
 from skebm.estimators.base import (
     CONDITIONAL_CONSTRAINTS,
     CONTAMINATION,
     BaseConditional,
     CategoriesMixin,
     assign_parameters,
-    held_out_fraction,
+    fraction_of_early_stopping,
     upper_quantile,
 )
 from skebm.estimators.neural.blueprint import (
@@ -64,7 +64,7 @@ from skebm.partition.given import (
     LangevinSteps,
     LogZGiven,
     annealed_log_z,
-    resampled,
+    resample,
     uniforms_of,
 )
 from skebm.training.rows import Rows
@@ -93,7 +93,7 @@ class ReferenceRows:
         self.threshold: float | None = None
 
 
-@shared_docs
+@insert_shared_docs
 class ConditionalDensity(CategoriesMixin, BaseConditional):
     r"""Neural density of some columns given the others, p(x | c), normalised for every c.
 
@@ -264,10 +264,10 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
         self._judged = ReferenceRows(
             rows.take(index).cpu().numpy(),
             rows.counts[index].cpu().numpy(),
-            self._kept_share(rows),
+            self._share_of_kept(rows),
         )
 
-    def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
+    def _check_array_options(self, *, reset: bool) -> dict[str, Any]:
         return {}
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> Table:
@@ -280,7 +280,7 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
     ) -> ConditionalBlueprint:
         if before is None:
             seed = draw_seed(self.random_state_)
-            kept, guards = rows, not (streaming or held_out_fraction(self.early_stopping))
+            kept, guards = rows, not (streaming or fraction_of_early_stopping(self.early_stopping))
             if guards:
                 kept = rows.subset((~guarding_rows(rows, seed)).nonzero().ravel())
             base, name = fit_conditional_base(self.base, kept, table, seed)
@@ -528,8 +528,8 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
             with torch.no_grad(), sampling(energy):
                 given = energy.given(some)
                 values, x = annealed_log_z(LangevinSteps(given, many, step, power), N_DRAW_BETAS)
-                x = resampled(x, values, one()[:, 0], 1)
-                rows.append(LangevinSteps(given, one, step, power).moved(x, n_steps))
+                x = resample(x, values, one()[:, 0], 1)
+                rows.append(LangevinSteps(given, one, step, power).rows_after(x, n_steps))
         return self._blueprint.table.invert(torch.cat([c, torch.cat(rows)], 1))
 
     # ---------------------------------------------------------------- fitted attributes

@@ -25,7 +25,7 @@ from skebm.partition.given import (
     estimate_of_chains,
     log_mean_of_chains,
     numbers_of_temperatures,
-    resampled,
+    resample,
     uniforms_of,
 )
 
@@ -247,8 +247,8 @@ def _backward(
     n_chains = settings.ais.n_chains
     uniforms = RowUniforms(given.c, x.shape[1] + 1, n_chains, settings.seed + 1)
     steps = LangevinSteps(given, uniforms, settings.step_size)
-    x = resampled(x, log_weight, uniforms()[:, 0], n_chains)
-    x = steps.moved(x, N_BURN_IN)
+    x = resample(x, log_weight, uniforms()[:, 0], n_chains)
+    x = steps.rows_after(x, N_BURN_IN)
     found, _ = annealed_log_z(steps, max(n_betas, FEWEST_TEMPERATURES), x)
     return -log_mean_of_chains(-found, n_chains)
 

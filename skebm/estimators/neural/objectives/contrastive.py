@@ -23,7 +23,7 @@ from skebm.estimators.neural.blueprint import (
     Rule,
     fit_any_bases,
     policy_for,
-    resolved_chains,
+    policy_with_chains,
     sampler_of,
     stays_pairwise,
 )
@@ -271,7 +271,7 @@ class ContrastiveDivergenceLearning(NeuralObjective):
                 )
             return DiscrepancyRule(sampler, form)
         n_rows = start.rows.n_table
-        chains = resolved_chains(self.chains, min(plan.batch_size, n_rows), start.net)
+        chains = policy_with_chains(self.chains, min(plan.batch_size, n_rows), start.net)
         anneal = form.sigma_anneal, plan.n_batches(n_rows) // 2
         return LikelihoodRule(sampler, chains, form, anneal)
 

@@ -28,7 +28,7 @@ from skebm.estimators.neural.blueprint import (
     DOMAIN,
     SIGMA,
     ChainRule,
-    confined,
+    confine,
     fit_any_bases,
     reach_of,
     sampler_of,
@@ -109,7 +109,7 @@ class NoiseRule(ChainRule):
 
     def network(self, config: Any, spec: Spec) -> nn.Module:
         if self.path is None:
-            return confined(build_network(config, spec), self.reach)
+            return confine(build_network(config, spec), self.reach)
         plain = spec._replace(whitening=None)  # each waymark has its own
         networks = [build_network(config, plain) for _ in range(self.n_bridges)]
         return Telescope(networks, self.path.waymarks)

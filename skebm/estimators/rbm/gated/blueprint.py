@@ -66,7 +66,7 @@ class GatedBlueprint(GuardedBlueprint):
     n_hidden: int
     n_steps: int
     without_filters: bool = False
-    needs_judges: ClassVar[bool] = True
+    needs_validation_rows: ClassVar[bool] = True
     of_what: ClassVar[str] = "p(y given x)"
 
     def objective(self, generator: torch.Generator) -> ConditionalDivergence:

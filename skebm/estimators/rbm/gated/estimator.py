@@ -24,7 +24,7 @@ from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
 from skebm.energies import GatedEnergy
-from skebm.estimators._docs import shared_docs
+from skebm.estimators._docs import insert_shared_docs
 from skebm.estimators.base import (
     CONDITIONAL_CONSTRAINTS,
     BaseEBM,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 BLOCK = 256
 
 
-@shared_docs
+@insert_shared_docs
 class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
     r"""Gated restricted Boltzmann machine: how rows y are made from rows x, and p(y | x).
 
@@ -259,7 +259,7 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
         self._fit(Pairs(X, y), sample_weight, streaming=True)
         return self
 
-    def _accepted_input(self, *, reset: bool) -> dict[str, Any]:
+    def _check_array_options(self, *, reset: bool) -> dict[str, Any]:
         return {}
 
     def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
@@ -355,7 +355,7 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
             found = log_z_of_pairs(energy, x, seed, settings)
             return torch.stack([found.value, found.upper, found.std_error], 1)
 
-        low, high, error = self._computed(rows, ends, "log Z").T
+        low, high, error = self._map_rows(rows, ends, "log Z").T
         middle, exact = (low + high) / 2, np.full(len(value), enumerates_layer(self.energy_))
         return LogLikelihoods(-value - middle, error, -value - high, -value - low, exact)
 
@@ -392,7 +392,7 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
         """
         return self.log_conditional(X, y).pessimistic_mean()
 
-    def _computed(
+    def _map_rows(
         self,
         rows: Rows,
         function: Callable[[GatedEnergy, Tensor], Tensor],
@@ -435,11 +435,11 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
         check_is_fitted(self)
         pairs = self._validate(Pairs(X, y))
 
-        def inferred(energy: GatedEnergy, rows: Tensor) -> Tensor:
+        def means(energy: GatedEnergy, rows: Tensor) -> Tensor:
             x, target = energy.split(rows)
             return energy.given(x).hidden(target).mean
 
-        found = self._computed(self._rows_of(pairs), inferred, "mapping units", self._trained)
+        found = self._map_rows(self._rows_of(pairs), means, "mapping units", self._energy_of_net)
         return found.astype(pairs.dtype, copy=False)
 
     def predict(self, X: Any, mapping: Any = None) -> np.ndarray:
@@ -462,8 +462,8 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
         if mapping is None:
             found = self._of_x(rows)[1]
         else:
-            h = torch.from_numpy(self._checked_mapping(mapping, len(rows)))
-            energy = self._blueprint.scoring_energy(self._trained)
+            h = torch.from_numpy(self._check_mapping(mapping, len(rows)))
+            energy = self._blueprint.scoring_energy(self._energy_of_net)
             x = rows.block(0, len(rows))[:, : energy.n_given].double()
             with torch.no_grad():
                 target = energy.given(x).visible(h.to(x.device)).mean.cpu().numpy()
@@ -477,10 +477,10 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
         def both(energy: GatedEnergy, x: Tensor) -> Tensor:
             return torch.cat(means(energy, x[:, : energy.n_given], seed), 1)
 
-        found = self._computed(rows, both, "means given x")
+        found = self._map_rows(rows, both, "means given x")
         return found[:, :n_hidden], found[:, n_hidden:]
 
-    def _checked_mapping(self, mapping: Any, n: int) -> np.ndarray:
+    def _check_mapping(self, mapping: Any, n: int) -> np.ndarray:
         found = np.atleast_2d(as_numbers("mapping", mapping))
         n_hidden = self._n_features_out
         if found.ndim != 2 or found.shape[1] != n_hidden or len(found) not in (1, n):
@@ -533,10 +533,10 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
         rows, dtype = self._alone(X)
         generator = self._generator(random_state)
 
-        def drawn(energy: GatedEnergy, x: Tensor) -> Tensor:
+        def draws_given(energy: GatedEnergy, x: Tensor) -> Tensor:
             return draws(energy, x[:, : energy.n_given], generator, n_steps, 1 / temperature)
 
-        return self._outwards(torch.from_numpy(self._computed(rows, drawn, "draws")), dtype)
+        return self._outwards(torch.from_numpy(self._map_rows(rows, draws_given, "draws")), dtype)
 
     # ---------------------------------------------------------------- fitted attributes
 
@@ -555,14 +555,14 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
     @property
     def given_components_(self) -> np.ndarray:
         """Filters U of x, (F, dx)."""
-        return self._read_only("given_filters")
+        return self._parameter_array("given_filters")
 
     @property
     def components_(self) -> np.ndarray:
         """Filters V of y, (F, dy)."""
-        return self._read_only("filters")
+        return self._parameter_array("filters")
 
     @property
     def mapping_components_(self) -> np.ndarray:
         """Weights W of the mapping units, (F, H)."""
-        return self._read_only("mapping")
+        return self._parameter_array("mapping")

@@ -24,7 +24,7 @@ from skebm.partition.given import (
     estimate_of_chains,
     log_mean_of_chains,
     numbers_of_temperatures,
-    resampled,
+    resample,
     uniforms_of,
 )
 
@@ -90,7 +90,7 @@ def log_z_of_pairs(
     if enumerates_layer(energy):
         parts = rows[:, : energy.n_given].split(_rows_at_once(energy))
         sums = [States.of(energy, x).log_weight.logsumexp(1) for x in parts]
-        return LogZGiven.known(torch.cat(sums))
+        return LogZGiven.exactly(torch.cat(sums))
 
     def estimate(index: Tensor, n_betas: int) -> LogZGiven:
         return _by_annealing(energy, rows[index], seed, settings.n_chains, n_betas)
@@ -112,8 +112,8 @@ def _by_annealing(
     values, ends = annealed_log_z(steps, n_betas)
     value, error = estimate_of_chains(values, n_chains)
     upper = value
-    for starts in (resampled(ends, values, uniforms()[:, 0], n_chains), y.repeat(n_chains, 1)):
-        back, _ = annealed_log_z(steps, n_betas, steps.moved(starts, N_BURN_IN))
+    for starts in (resample(ends, values, uniforms()[:, 0], n_chains), y.repeat(n_chains, 1)):
+        back, _ = annealed_log_z(steps, n_betas, steps.rows_after(starts, N_BURN_IN))
         upper = torch.maximum(upper, -log_mean_of_chains(-back, n_chains))
     return LogZGiven(value, error, upper, torch.zeros_like(value, dtype=torch.bool))
 
@@ -175,7 +175,7 @@ def draws(
     uniforms = uniforms_of(generator, (len(x), GatedSteps.width(given)), x)
     steps = GatedSteps(given, uniforms)
     y = annealed_log_z(steps, max(1, n_steps // 2))[1]
-    return steps.moved(y, n_steps - n_steps // 2, beta)
+    return steps.rows_after(y, n_steps - n_steps // 2, beta)
 
 
 def _exact_draws(energy: GatedEnergy, x: Tensor, generator: torch.Generator, beta: float) -> Tensor:
