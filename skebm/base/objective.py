@@ -264,13 +264,8 @@ def effective_count(values: Tensor, weight: Tensor | None) -> Tensor | int:
 # Divergence of maximum likelihood: one rule for all objectives of the likelihood
 # ------------------------------------------------------------------------------
 
-# Acceptance rate below which the sampler no longer moves.
-LEAST_ACCEPTANCE = 0.01
 # No finite data set supports log-odds of this size.
 LARGEST_WEIGHT = 100.0
-# Energy gap between data and chains, in units of one plus the standard deviation of the rows'
-# energies.
-LARGEST_GAP = 10.0
 # Mean log-likelihood ratio to the base, in nats, below which a model has diverged.
 LEAST_GAIN = -0.5
 # Largest change of the rows' relative energies in a single step, in nats; on finite domains, as a
@@ -310,7 +305,9 @@ def why_diverged(
     count: a poor start is not divergence.
     """
     before = before or {}
-    if rejects and logs.get("acceptance", 1.0) < LEAST_ACCEPTANCE:
+    # Acceptance rate below which the sampler no longer moves.
+    least_acceptance = 0.01
+    if rejects and logs.get("acceptance", 1.0) < least_acceptance:
         return f"the sampler accepts {logs['acceptance']:.2g} of its steps"
     finite = math.isfinite(domain.log_n_states)
     weight = logs.get("largest_weight", 0.0)
@@ -337,7 +334,10 @@ def _energy_gap(
     """Reason if the energies of data and chains differ too much, or None; see criterion 3."""
     name = "energy_gap" if "energy_gap" in logs else "loss"
     gap, old = logs[name], before.get(name)
-    limit = LARGEST_GAP * (1 + logs.get("energy_spread", math.inf))
+    # Energy gap between data and chains, in units of one plus the standard deviation of the rows'
+    # energies.
+    largest_gap = 10.0
+    limit = largest_gap * (1 + logs.get("energy_spread", math.inf))
     if log_n_states is None:
         lost = abs(gap) > max(limit, abs(old or 0.0))
     else:

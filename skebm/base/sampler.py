@@ -132,10 +132,6 @@ def schedule(beta: Any, n_steps: int) -> Sequence[float]:
     return betas
 
 
-# Warm-up steps of a run whose length is not known in advance.
-DEFAULT_WARMUP = 500
-
-
 class Sampler(BaseEstimator, abc.ABC):
     r"""A Markov kernel that leaves exp(-beta E) invariant; holds configuration and nothing else.
 
@@ -340,8 +336,10 @@ class Sampler(BaseEstimator, abc.ABC):
         whole_number("max_steps", max_steps, 100)
         if not r_hat > 1:
             raise ValueError(f"r_hat must be above 1, got {r_hat!r}.")
+        # Warm-up steps of a run whose length is not known in advance.
+        default_warmup = 500
         if n_warmup is None and self.adapts and not isinstance(x, ChainState):
-            n_warmup = DEFAULT_WARMUP
+            n_warmup = default_warmup
         n_chains = len(x.x if isinstance(x, ChainState) else x)
         if n_chains < 2:
             raise ValueError("R-hat compares chains: start at least two, from different rows.")

@@ -220,11 +220,6 @@ def nothing() -> None:
 
 # Batches between two checks for divergence, each of which synchronises with the device.
 CHECK_EVERY = 500
-# Batches between two monitorings of a net that is assessed by held-out rows. A monitoring takes as
-# long as three batches of mixed columns, or twenty of bits by fused steps.
-MONITOR_EVERY = 30
-# Steps by which the missing entries of monitored rows are completed.
-N_COMPLETING_STEPS = 3
 # Learning rate below which its size is not why training diverges.
 TINY_RATE = 1e-5
 
@@ -606,7 +601,10 @@ class EnergyNet(NeuralNet):
         done = len(self.history) - self.n_before_
         if not self.guard_.seldom or not self.logs_ or done >= self.max_epochs:
             return True
-        return done * n_batches // MONITOR_EVERY > (done - 1) * n_batches // MONITOR_EVERY
+        # Batches between two monitorings of a net that is assessed by held-out rows. A monitoring
+        # takes as long as three batches of mixed columns, or twenty of bits by fused steps.
+        monitor_every = 30
+        return done * n_batches // monitor_every > (done - 1) * n_batches // monitor_every
 
     def _is_due(self) -> bool:
         """Whether the model is assessed after this epoch, as after the last one of a fit."""
@@ -673,11 +671,13 @@ class EnergyNet(NeuralNet):
         else:
             rows = rows.one_copy()
             batch = Batches(rows, len(rows), None).monitoring_batch
+        # Steps by which the missing entries of monitored rows are completed.
+        n_completing_steps = 3
         if rows.known is not None:
             # The model's own completions: by older ones, or those of the base, it would be judged
             # as worse than it is.
             generator = self._evaluation_generator()
-            for _ in range(N_COMPLETING_STEPS):
+            for _ in range(n_completing_steps):
                 batch = self._impute_batch(batch, rows.known, generator)
         return batch
 

@@ -340,9 +340,6 @@ class Rows(torch.utils.data.Dataset):
 # Entries (rows times columns) taken from a table at once.
 BLOCK = 2**16
 
-# Rows of the monitoring batch.
-N_MONITOR = 100
-
 
 class Batches:
     """Mini-batches of rows on the device, shuffled if there is a generator and more than one batch.
@@ -397,7 +394,9 @@ class Batches:
         rows = self.rows
         if len(self) == 1 and self.subset is None:
             return self._whole()
-        n = min(N_MONITOR, self.n_rows)
+        # Rows of the monitoring batch.
+        n_monitor = 100
+        n = min(n_monitor, self.n_rows)
         fraction = torch.arange(n, dtype=torch.float64, device=rows.device).add_(0.5).div_(n)
         if rows.weight is None and self.subset is None:
             return self._batch_of((fraction * self.n_rows).long())

@@ -9,9 +9,6 @@ from torch import Tensor
 
 from skebm.training.rows import Rows
 
-# Sequences from which on whole ones are held out; else the last part of each.
-MANY_SEQUENCES = 10
-
 
 class Segments(Rows):
     """Rows that are windows of frames; frames are stored once, however much the windows overlap.
@@ -100,7 +97,9 @@ class Segments(Rows):
         fraction = n / len(self)
         starts, ends = self.sequences()
         first = self.first[self.ends]
-        if len(starts) >= MANY_SEQUENCES:
+        # Sequences from which on whole ones are held out; else the last part of each.
+        many_sequences = 10
+        if len(starts) >= many_sequences:
             n_out = max(1, round(len(starts) * fraction))
             order = torch.randperm(len(starts), generator=generator, device=generator.device)
             out = torch.isin(first, starts[order[:n_out].to(starts.device)])

@@ -51,8 +51,6 @@ CONVEX = ("exact", *LOCAL_RULES)
 MOST_ITERATIONS, PATIENCE, TOLERANCE = 1000, 3, 1e-7
 # Coupling of two bits beyond which no table can tell it from an infinite one.
 INFINITE = 20.0
-# Prior rows of the fields of columns that have one state only.
-PSEUDO_COUNT = 1.0
 
 
 @dataclass(frozen=True)
@@ -276,10 +274,12 @@ def independent(rows: Rows, domain: Any) -> Distribution:
     """Independent columns, with a row of prior counts."""
     x, weight = rows.block(0, len(rows)).double(), rows.counts
     parts, blocks = parts_of(domain), x.split([p.n_columns for p in parts_of(domain)], 1)
+    # Prior rows of the fields of columns that have one state only.
+    pseudo_count = 1.0
     found: list[Distribution] = [
-        IndependentCategorical.fit(block, part.groups, weight, pseudo_count=PSEUDO_COUNT)
+        IndependentCategorical.fit(block, part.groups, weight, pseudo_count=pseudo_count)
         if isinstance(part, Categorical)
-        else IndependentBernoulli.fit(block, weight, pseudo_count=PSEUDO_COUNT)
+        else IndependentBernoulli.fit(block, weight, pseudo_count=pseudo_count)
         for part, block in zip(parts, blocks, strict=True)
     ]
     return found[0] if len(found) == 1 else Columns(found)
@@ -371,8 +371,6 @@ def choose_rule(asked: str, domain: Any) -> tuple[str, str]:
 # first leaves columns independent. Rows for each coupling of a column from which the choice makes
 # no difference, and the prior precision is then 1.
 PRECISIONS, MANY_ROWS = (1e5, 300.0, 30.0, 10.0, 3.0, 0.3), 50
-# Parts of the rows, one of which is held out; rows below which each is in turn, as it says little.
-N_PARTS, FEW_ROWS = 3, 1000
 # Gain of nats at which the models that are compared have converged; terms of a sum over all states
 # up to which it is quick.
 ROUGH, QUICK_COST = 1e-4, 3e4
@@ -388,13 +386,16 @@ def choose_ridge(
     n = float(rows.counts.sum())
     if n >= MANY_ROWS * rows.n_columns:
         return blueprint.with_penalties(blueprint.l1, 1.0 / n)
-    if len(rows) < N_PARTS:
+    # Parts of the rows, one of which is held out; rows below which each is in turn, as it says
+    # little.
+    n_parts, few_rows = 3, 1000
+    if len(rows) < n_parts:
         return blueprint.with_penalties(blueprint.l1, PRECISIONS[1] / n)
     convex, factor = _quick(blueprint)
     order = torch.randperm(len(rows), generator=generator, device=rows.device)
-    parts = order.chunk(N_PARTS)
+    parts = order.chunk(n_parts)
     total = np.zeros(len(PRECISIONS))
-    for part in parts if len(rows) < FEW_ROWS else parts[:1]:
+    for part in parts if len(rows) < few_rows else parts[:1]:
         train, held_out = without(rows, part), rows.subset(part)
         n_train = float(train.counts.sum())
         last: BoltzmannMachine | None = None

@@ -19,9 +19,6 @@ from skebm.objectives.local import LOCAL_RULES
 
 # Parameters whose information matrix is inverted at most, 0.8 GB; rows or states of a block.
 MOST_PARAMETERS, BLOCK = 10_000, 4096
-# Eigenvalues of the information, relative to the largest, at and below which a direction has none:
-# those of the levels of categories, which may all be shifted.
-RANK = 1e-9
 
 
 class CouplingErrors(NamedTuple):
@@ -141,7 +138,10 @@ def _add(matrix: Tensor, block: Tensor, rows: Tensor, columns: Tensor) -> None:
 def _inverse(information: Tensor) -> Tensor:
     """Pseudo-inverse of an information matrix, without the directions that it knows nothing of."""
     values, vectors = torch.linalg.eigh(information)
-    known = values > RANK * values.max()
+    # Eigenvalues of the information, relative to the largest, at and below which a direction has
+    # none: those of the levels of categories, which may all be shifted.
+    rank = 1e-9
+    known = values > rank * values.max()
     vectors = vectors[:, known]
     return vectors @ (vectors / values[known]).t()
 

@@ -61,10 +61,6 @@ from skebm.estimators.tables.frames import as_given
 from skebm.training.rows import Rows
 from skebm.training.streams import SourceMixin
 
-# Parameters of an RBM that say what the columns of X are, which only the first one takes.
-OF_COLUMNS = ("visible", "categorical_features", "rescale")
-# Bases that bits may have; others are for columns of X.
-BASES_OF_BITS = ("auto", "independent", "chow-liu", "block-tree")
 # What differs between warnings that say the same.
 NUMBERS = re.compile(r"-?\d[\d.e+-]*")
 
@@ -268,8 +264,10 @@ class DeepBeliefNetwork(
                 f"layer_params must hold {n_layers} dicts of parameters, one for each of "
                 f"hidden_layer_sizes, got {self.layer_params!r}."
             )
+        # Parameters of an RBM that say what the columns of X are, which only the first one takes.
+        of_columns = ("visible", "categorical_features", "rescale")
         for k, own in enumerate(found):
-            for name in ("n_components", "warm_start", *(OF_COLUMNS if k else ())):
+            for name in ("n_components", "warm_start", *(of_columns if k else ())):
                 if name in own:
                     raise ValueError(
                         f"layer_params[{k}] cannot set {name}: "
@@ -713,6 +711,8 @@ def _without_columns(layer: RBMEstimator) -> dict[str, Any]:
         "rescale": False,
     }
     base = layer.base
-    if isinstance(base, Distribution) or base not in BASES_OF_BITS:
+    # Bases that bits may have; others are for columns of X.
+    bases_of_bits = ("auto", "independent", "chow-liu", "block-tree")
+    if isinstance(base, Distribution) or base not in bases_of_bits:
         found["base"] = "auto"
     return found

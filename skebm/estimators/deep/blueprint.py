@@ -49,12 +49,8 @@ from skebm.training.selection import LogRatioOf, LogRatios, assess
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
 
-# Importance weights of a held-out row when training is assessed, at most.
-N_ASSESSING_DRAWS = 20
 # Mean-field steps for a batch of a stream, whose rows may not come again.
 STREAMING_STEPS = 10
-# Share of the epochs that the greedy training of each layer takes.
-PRETRAINING_SHARE = 0.2
 
 
 @dataclass(frozen=True)
@@ -112,8 +108,10 @@ class DeepBlueprint(RBMBlueprint):
         super().initialise(energy, rows)
         if self.pretraining is None or self.plan.n_iter == 0:
             return
+        # Share of the epochs that the greedy training of each layer takes.
+        pretraining_share = 0.2
         settings = Greedy(
-            max(1, math.ceil(PRETRAINING_SHARE * self.plan.n_iter)),
+            max(1, math.ceil(pretraining_share * self.plan.n_iter)),
             self.plan.batch_size,
             self.plan.learning_rate,
         )
@@ -168,7 +166,9 @@ class DeepBlueprint(RBMBlueprint):
 
     @property
     def log_ratios(self) -> LogRatioOf:
-        draws = min(self.mean_field.n_draws, N_ASSESSING_DRAWS)
+        # Importance weights of a held-out row when training is assessed, at most.
+        n_assessing_draws = 20
+        draws = min(self.mean_field.n_draws, n_assessing_draws)
         settings = clone(self.mean_field).set_params(n_draws=draws)
         return functools.partial(deep_log_ratios, self.layers, self.base, settings)
 

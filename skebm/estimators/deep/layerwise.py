@@ -14,8 +14,6 @@ from skebm.energies import BernoulliRBM, MixedRBM
 from skebm.energies.deep import HIDDEN_LOGIT, Layers
 from skebm.training.rows import Batches, Rows
 
-# Rate of the moving averages of the units' means, per batch.
-OFFSET_RATE = 0.01
 # Rows from which they start.
 N_FIRST = 1000
 
@@ -143,6 +141,8 @@ def train_pair(
     visible_bias.sub_(down * (lam @ weight))
     hidden_bias.sub_(up * (weight @ mu))
     hidden: Tensor | None = None
+    # Rate of the moving averages of the units' means, per batch.
+    offset_rate = 0.01
     for epoch in range(settings.n_epochs):
         rate = settings.learning_rate * max(0.01, 1 - epoch / settings.n_epochs) / (up * down)
         for batch in Batches(rows, settings.batch_size, generator):
@@ -155,8 +155,8 @@ def train_pair(
             hidden = Bernoulli(mean.clone()).sample(generator)
             share = _shares(batch.weight, x)
             of_visible, of_hidden = share @ x - v.mean(0), share @ h - mean.mean(0)
-            mu.lerp_(share @ x, OFFSET_RATE)
-            lam.lerp_(share @ h, OFFSET_RATE)
+            mu.lerp_(share @ x, offset_rate)
+            lam.lerp_(share @ h, offset_rate)
             gradient = (h - lam).mul_(share[:, None]).t() @ (x - mu)
             gradient.addmm_((mean - lam).t(), v - mu, alpha=-1 / len(v))
             visible_bias.add_(of_visible - down * (gradient.t() @ lam), alpha=rate)

@@ -20,8 +20,6 @@ from skebm.estimators.deep.module import Map
 
 # Terms of a row up to which the hidden layers are summed out instead of bounded.
 EXACT_TERMS = 2**16
-# Seed of the uniform numbers by which hidden units are drawn, the same for all rows.
-SEED = 0
 
 
 class MeanField(BaseEstimator):
@@ -171,7 +169,9 @@ def importance_bound(given: HiddenGiven, logit: Tensor, n_draws: int) -> Tensor:
 
 def _strata(n_draws: int, like: Tensor) -> Tensor:
     """Uniform numbers (n_draws, B), one of each unit in each of n_draws equal intervals."""
-    generator = torch.Generator(like.device).manual_seed(SEED)
+    # Seed of the uniform numbers by which hidden units are drawn, the same for all rows.
+    seed = 0
+    generator = torch.Generator(like.device).manual_seed(seed)
     shape: dict[str, Any] = {"generator": generator, "dtype": torch.float64, "device": like.device}
     order = torch.rand(n_draws, like.shape[1], **shape).argsort(0)
     found = (order + torch.rand(n_draws, like.shape[1], **shape)) / n_draws

@@ -25,8 +25,6 @@ N_PROPOSALS = 20
 LEAST_ESS = 10
 # Minimum number of chains, which adapt a sampler together.
 LEAST_CHAINS = 64
-# Levels and steps of the annealed sampler of a model with several noise levels.
-LADDER_LEVELS, LADDER_STEPS = 20, 200
 
 
 class Chains(NamedTuple):
@@ -115,8 +113,10 @@ def _down_the_levels(energy: Any, n: int, generator: torch.Generator, temperatur
     kind = {"dtype": like.dtype, "device": like.device}
     x = torch.randn(n, energy.domain.n_columns, generator=generator, **kind)
     x = x * math.hypot(1, high) * math.sqrt(temperature)
-    ladder = AnnealedLangevin(sigma_max=high, sigma_min=low, n_levels=LADDER_LEVELS)
-    return ladder.run(energy, x, LADDER_STEPS, generator, beta=1 / temperature)[0].x
+    # Levels and steps of the annealed sampler of a model with several noise levels.
+    ladder_levels, ladder_steps = 20, 200
+    ladder = AnnealedLangevin(sigma_max=high, sigma_min=low, n_levels=ladder_levels)
+    return ladder.run(energy, x, ladder_steps, generator, beta=1 / temperature)[0].x
 
 
 def impute_rows(

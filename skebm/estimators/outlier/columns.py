@@ -15,8 +15,6 @@ from skebm.training.mapped import is_large
 
 # A numeric column with more distinct values than this is integrated over, not enumerated.
 MAX_LEVELS = 20
-# Number of quantiles that are stored of such a column.
-N_QUANTILES = 25
 # Maximum number of rows and of entries from which columns are summarised.
 MAX_ROWS, MAX_ENTRIES = 1000, 1_000_000
 
@@ -71,8 +69,10 @@ def summarise_column(name: str, values: np.ndarray) -> Column:
     levels, counts = np.unique(values, return_counts=True)
     if len(levels) <= MAX_LEVELS:
         return Column(name, levels, counts.astype(float), True)
+    # Number of quantiles that are stored of such a column.
+    n_quantiles = 25
     return Column(
-        name, np.quantile(values, np.linspace(0, 1, N_QUANTILES)), np.ones(N_QUANTILES), False
+        name, np.quantile(values, np.linspace(0, 1, n_quantiles)), np.ones(n_quantiles), False
     )
 
 

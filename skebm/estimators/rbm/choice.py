@@ -23,11 +23,6 @@ if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
 
 PLAIN = "independent"
-# Cells of the tables of a tree, each of which takes part in every draw of a row.
-MOST_CELLS = 200_000
-# Columns of bits up to which a tree may have blocks, whose search takes a minute for 500. A
-# category is a block already.
-MOST_IN_BLOCKS = 500
 # Rows that are held out for the choice, or a third of all: with fifty, it was wrong by 0.3 nats.
 FEWEST_HELD_OUT = 200
 # Nats by which held-out rows must be more likely with dependent columns, whose steps take longer.
@@ -41,8 +36,6 @@ N_HIDDEN, USUAL = (64, 256, 16), 256
 # of the epochs of both, trees are ahead on tables where they are behind at the end (digits, by 0.8
 # nats).
 PLAIN_SHARE, SHARE = 0.5, 0.1
-# Assessments of each half, between which the number of epochs is chosen.
-N_BY_HALVES = 10
 
 
 class BaseChoice(NamedTuple):
@@ -126,7 +119,9 @@ class ValidationFits:
         """Gains of held-out rows over the base while others train a model for `n_iter` epochs."""
         train = train.with_own_imputations()
         recipe = self.plan(self.fit(chosen.name, train), chosen, train)
-        return until_loss(gains_by_epoch(self._net(recipe, train, held_out, n_iter, N_BY_HALVES)))
+        # Assessments of each half, between which the number of epochs is chosen.
+        n_by_halves = 10
+        return until_loss(gains_by_epoch(self._net(recipe, train, held_out, n_iter, n_by_halves)))
 
     def _net(
         self, recipe: Any, train: Rows, held_out: Rows, n_iter: int, n_times: int
@@ -169,8 +164,13 @@ def candidates(domain: Domain, *, short: bool, tempered: bool = False) -> list[s
     discrete = [part for part in parts if isinstance(part, Binary | Categorical)]
     names, entries = [PLAIN], [k for part in discrete for k in columns_of(part)]
     n_levels = max([2, *entries])
-    if len(entries) > 1 and len(entries) * n_levels**2 <= MOST_CELLS:
-        plain_tree = short or max(entries) > 1 or len(entries) > MOST_IN_BLOCKS
+    # Cells of the tables of a tree, each of which takes part in every draw of a row.
+    most_cells = 200_000
+    # Columns of bits up to which a tree may have blocks, whose search takes a minute for 500. A
+    # category is a block already.
+    most_in_blocks = 500
+    if len(entries) > 1 and len(entries) * n_levels**2 <= most_cells:
+        plain_tree = short or max(entries) > 1 or len(entries) > most_in_blocks
         names.append("chow-liu" if plain_tree else "block-tree")
     if any(isinstance(part, Real) and part.n_columns > 1 for part in parts):
         names.append("gaussian")

@@ -66,8 +66,6 @@ MOST_IN_TRIALS, N_STEPS_IN_FOLDS, N_FOLDS = 3000, 1000, 3
 # Annealing runs by which p(x) is judged, once in a fit. With 50, whose error of log Z was 2 nats
 # for a table of numbers, a gain of one nat does not count.
 N_JUDGING_CHAINS = 500
-# Numbers of epochs that are compared.
-N_IN_FOLD = 20
 
 
 @dataclass(frozen=True)
@@ -304,7 +302,9 @@ def epochs_by_folds(
     known = (rows.y != UNKNOWN).nonzero().ravel()
     order = known[torch.randperm(len(known), generator=generator, device=known.device)]
     n_iter = blueprint.plan.n_iter
-    more: dict[str, Any] = {"n_iter": n_iter, "n_times": N_IN_FOLD, "net_params": net_params}
+    # Numbers of epochs that are compared.
+    n_in_fold = 20
+    more: dict[str, Any] = {"n_iter": n_iter, "n_times": n_in_fold, "net_params": net_params}
     curves = []
     for left_out in order.tensor_split(N_FOLDS):
         kept = torch.ones(len(rows), dtype=torch.bool, device=known.device)

@@ -56,8 +56,6 @@ if TYPE_CHECKING:
 
 # Number of hidden units of "auto".
 N_HIDDEN = 100
-# Draws of the base, of which those of a class are kept, at most so many for each that is wanted.
-MOST_REJECTED = 10_000
 
 
 @insert_shared_docs
@@ -443,7 +441,10 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
                 'base: use temperature=1.0, or objective="hybrid".'
             )
         energy, kept, left = self._energy_of_net, [], n
-        for _ in range(MOST_REJECTED):
+        # Draws of the base, of which those of a class are kept, at most so many for each that is
+        # wanted.
+        most_rejected = 10_000
+        for _ in range(most_rejected):
             x = energy.base.sample(max(n, 100), generator).to(energy.weight)
             p = energy.log_class_proba(x)[:, code].exp()
             kept.append(x[torch.rand(p.shape, generator=generator, device=p.device) < p][:left])
@@ -451,7 +452,7 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
             if not left:
                 return torch.cat(kept)
         raise ValueError(
-            f"Of {MOST_REJECTED * max(n, 100)} draws of the base less than {n} are of class "
+            f"Of {most_rejected * max(n, 100)} draws of the base less than {n} are of class "
             f'{self.classes_[code]!r}: fit with objective="hybrid" to draw its rows.'
         )
 

@@ -13,8 +13,6 @@ from skebm.energies import Biases, RowwiseRBM, TemporalEnergy
 from skebm.energies.rbm.temporal import exact_log_z
 from skebm.estimators.sequences.blocks import MissingRealColumns, Windows
 
-# States of the hidden layer up to which log Z is a sum.
-EXACT_STATES = 256
 # Gibbs steps of a frame given its past, at the start, and of the draws that stand in for log Z.
 N_START, N_AUXILIARY = 20, 10
 # Share of the missing entries that every other step proposes to change.
@@ -88,7 +86,9 @@ class ClampedChains:
     ):
         self.energy, self.frames, self.unknown = energy, frames, unknown
         self.n_chains, self.reach, self.generator = n_chains, reach, generator
-        self.exact = energy.rbm.hidden_domain.n_states <= EXACT_STATES if exact is None else exact
+        # States of the hidden layer up to which log Z is a sum.
+        exact_states = 256
+        self.exact = energy.rbm.hidden_domain.n_states <= exact_states if exact is None else exact
         self.there = frames[:, energy.order :, -1] == 0
         some = unknown[::n_chains], self.there[::n_chains]
         self.numbers = MissingRealColumns.of(energy, *some, reach)

@@ -41,9 +41,6 @@ from skebm.estimators.sequences.table import (
 )
 from skebm.training.streams import SourceMixin
 
-# Blocks of a single sequence with "auto", in units of 1 / level.
-ENOUGH_BLOCKS = 3
-
 
 class SequenceOutlierDetector(SourceMixin, OutlierMixin, MetaEstimatorMixin, BaseEstimator):
     r"""Detector of anomalous frames of sequences, with conformal p-values over whole sequences.
@@ -285,8 +282,10 @@ class SequenceOutlierDetector(SourceMixin, OutlierMixin, MetaEstimatorMixin, Bas
         n_train = max(min(2, n - 1), n - round(float(fraction) * n))
         n_left = n - n_train
         length = self.block_length
+        # Blocks of a single sequence with "auto", in units of 1 / level.
+        enough_blocks = 3
         if length == "auto":
-            length = max(1, n_left // math.ceil(ENOUGH_BLOCKS / self._level) - gap)
+            length = max(1, n_left // math.ceil(enough_blocks / self._level) - gap)
         # With the frames before it, which the model was fitted to, as its past.
         starts = np.arange(n_train + gap, n - length + 1, length + gap)
         self._check_enough(

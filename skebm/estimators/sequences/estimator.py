@@ -72,9 +72,6 @@ if TYPE_CHECKING:
 
 # Frames of a sequence that are computed at once, and numbers that all of them may take.
 N_AT_ONCE, CHUNK = 256, 4_000_000
-# Frames whose likelihoods set the threshold of `predict`, and temperatures of their log Z, at most:
-# a tenth of a nat matters less than the time that it takes.
-N_REFERENCE_FRAMES, REFERENCE_TEMPERATURES = 300, 400
 # Gibbs steps from which reverse annealing starts, after a draw of annealing.
 N_BURN_IN = 20
 
@@ -338,9 +335,12 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
 
     def _set_threshold(self, rows: Rows) -> None:
         assert isinstance(rows, Segments)
-        some = rows if len(rows.x) <= N_REFERENCE_FRAMES else rows.beginning(N_REFERENCE_FRAMES)
+        # Frames whose likelihoods set the threshold of `predict`, and temperatures of their log Z,
+        # at most: a tenth of a nat matters less than the time that it takes.
+        n_reference_frames, reference_temperatures = 300, 400
+        some = rows if len(rows.x) <= n_reference_frames else rows.beginning(n_reference_frames)
         settings = self.partition_
-        settings.set_params(n_betas=min(settings.n_betas, REFERENCE_TEMPERATURES))
+        settings.set_params(n_betas=min(settings.n_betas, reference_temperatures))
         value = self._scores(some, lower=False, settings=settings).log_prob
         self.threshold_ = -upper_quantile(-value, self._share_of_kept(rows), np.ones(len(value)))
 

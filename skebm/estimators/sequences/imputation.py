@@ -15,8 +15,6 @@ from skebm.training.segments import Segments
 
 # Chains of each sequence, and numbers that those of several sequences may take.
 N_CHAINS, CHUNK = 10, 4_000_000
-# Frames after one that recurrent units let depend on it, as far as is followed.
-RECURRENT_REACH = 16
 
 
 @torch.no_grad()
@@ -46,7 +44,9 @@ def impute_frames(
     unknown = x.isnan()
     found = x.nan_to_num(0.0).repeat(n_draws, 1, 1)
     n_chains = max(N_CHAINS, n_draws)
-    reach = max(energy.order, RECURRENT_REACH) if energy.recurrent else energy.order
+    # Frames after one that recurrent units let depend on it, as far as is followed.
+    recurrent_reach = 16
+    reach = max(energy.order, recurrent_reach) if energy.recurrent else energy.order
     pieces = stretches(unknown.any(1), *rows.sequences(), reach, energy.recurrent)
     width = n_chains * (energy.domain.n_columns + len(energy.weight))
     for first, begin, end in batches(pieces, width):

@@ -81,9 +81,6 @@ class MixtureBase(BaseEstimator):
 
 # Shrinkage of the means of independent columns towards 1/2.
 SHRINKAGE = 1e-3
-# Shrinkage of the pairwise tables of a tree towards uniform ones: best or within 0.05 nats of it on
-# the validation parts of six DEBD sets of 1,600 to 29,000 rows.
-PAIR_SHRINKAGE = 1e-4
 # Minimum number of binary rows drawn from a table of probabilities.
 N_DRAWS = 20_000
 
@@ -148,10 +145,13 @@ def fit_base(base: Any, rows: Rows) -> Distribution:
             f'base="{LATENT}" is for tables with columns of numbers or categories: of bits alone '
             'use "chow-liu" or "block-tree".'
         )
+    # Shrinkage of the pairwise tables of a tree towards uniform ones: best or within 0.05 nats of
+    # it on the validation parts of six DEBD sets of 1,600 to 29,000 rows.
+    pair_shrinkage = 1e-4
     if base == "chow-liu":
         second = _accumulate(rows, lambda x, weight: (x * weight[:, None]).t() @ x)
         second.diagonal().copy_(column_means(rows))  # of probabilities, not of their squares
-        return ChowLiuTree.from_moments(second, PAIR_SHRINKAGE, rows.dtype, rows.device)
+        return ChowLiuTree.from_moments(second, pair_shrinkage, rows.dtype, rows.device)
     if base == "block-tree":
         return BlockTree.fit(*_binary(rows))
     mean = column_means(rows) * (1 - SHRINKAGE) + SHRINKAGE / 2

@@ -33,8 +33,6 @@ from skebm.training.streams import SourceMixin
 # Value of a column for levels that did not occur in fit; the column is 0 in all rows of fit, and
 # densities take one that does not vary to have a standard deviation of 1.
 UNSEEN = 10.0
-# Rows among which the neighbours of a row with missing entries are found.
-MOST_DONORS = 2000
 
 
 class OneHot(NamedTuple):
@@ -201,8 +199,10 @@ class TableEncoder(SourceMixin, TransformerMixin, BaseEstimator):
             self._scaler = StandardScaler().fit(self._numbers_of(codes))
         z = self._numeric(codes)
         donors = z
-        if len(z) > MOST_DONORS:
-            donors = z[np.random.RandomState(0).permutation(len(z))[:MOST_DONORS]]
+        # Rows among which the neighbours of a row with missing entries are found.
+        most_donors = 2000
+        if len(z) > most_donors:
+            donors = z[np.random.RandomState(0).permutation(len(z))[:most_donors]]
         # Kept for rows with holes, also where no row of fit has one.
         self._imputer = KNNImputer(n_neighbors=1, keep_empty_features=True).fit(donors)
         return z

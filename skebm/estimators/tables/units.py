@@ -10,8 +10,6 @@ from skebm._validation import column_ranges, warn
 from skebm.base import Domain, Real
 from skebm.training.mapped import MappedArray, array_blocks, moments_of_map
 
-# Mean of a column, in standard deviations, above which it should not be left as it is.
-LARGE_MEAN = 10_000
 # Squares of numbers between its inverse and itself neither overflow nor underflow.
 EXTREME = 1e100
 
@@ -126,10 +124,12 @@ def _mean_of_known(x: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
 
 def _warn_of_large_means(mean: np.ndarray, scale: np.ndarray) -> None:
     """Warn of columns that a network cannot tell from constants, as they are not standardised."""
-    columns = np.flatnonzero(np.abs(mean) > LARGE_MEAN * scale).tolist()
+    # Mean of a column, in standard deviations, above which it should not be left as it is.
+    large_mean = 10_000
+    columns = np.flatnonzero(np.abs(mean) > large_mean * scale).tolist()
     if columns:
         warn(
-            f"Columns {columns} have means of more than {LARGE_MEAN:,} times their standard "
+            f"Columns {columns} have means of more than {large_mean:,} times their standard "
             "deviations, and standardize=False leaves them so: training is likely to diverge. "
             "Use standardize=True, or subtract the means first.",
             UserWarning,

@@ -72,12 +72,8 @@ from skebm.training.rows import Rows
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
 
-# Training rows whose likelihoods set the threshold of `predict`, at most.
-N_REFERENCE_ROWS = 500
 # Numbers at least that a draw takes for each column: itself, its noise, gradient and proposal.
 NUMBERS_OF_DRAW = 4
-# Chains of the mean of a condition, at least.
-CHAINS_OF_MEAN = 200
 # Temperatures and chains of a draw, and conditions that are drawn for at once.
 N_DRAW_BETAS, DRAW_CHAINS, BLOCK = 50, 8, 256
 
@@ -259,7 +255,9 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
     # ---------------------------------------------------------------- hooks of the base class
 
     def _set_threshold(self, rows: Rows) -> None:
-        index = torch.linspace(0, len(rows) - 1, min(len(rows), N_REFERENCE_ROWS)).long()
+        # Training rows whose likelihoods set the threshold of `predict`, at most.
+        n_reference_rows = 500
+        index = torch.linspace(0, len(rows) - 1, min(len(rows), n_reference_rows)).long()
         index = index.to(rows.device)
         self._judged = ReferenceRows(
             rows.take(index).cpu().numpy(),
@@ -475,7 +473,9 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
             In the units of x. With `return_std_error` a tuple of two such arrays.
         """
         c, table = self._conditions(C), self._blueprint.table
-        found = self._normalisers(c, upper=False, least_chains=CHAINS_OF_MEAN)
+        # Chains of the mean of a condition, at least.
+        chains_of_mean = 200
+        found = self._normalisers(c, upper=False, least_chains=chains_of_mean)
         assert found.mean is not None
         assert found.mean_error is not None
         c = c.to(found.mean)

@@ -31,8 +31,6 @@ from skebm.partition.given import (
 
 # Temperatures at first, and the Langevin steps before annealing backward.
 FEWEST_TEMPERATURES, N_BURN_IN = 30, 10
-# Standard error of weights that are all equal but for rounding: the model is the base.
-EQUAL_WEIGHTS = 1e-9
 # Draws of importance sampling for each chain of annealing.
 DRAWS_PER_CHAIN = 20
 # Numbers that are held at once, and conditions.
@@ -200,13 +198,15 @@ def _by_annealing(
     width = energy.target_domain.n_columns + 1
     size = max(1, CHUNK // (n_chains * (width + c.shape[1])))
     parts = []
+    # Standard error of weights that are all equal but for rounding: the model is the base.
+    equal_weights = 1e-9
     for some in c.split(size):
         uniforms = RowUniforms(some, width, n_chains, settings.seed)
         steps = LangevinSteps(energy.given(some), uniforms, settings.step_size)
         log_weight, x = annealed_log_z(steps, n_betas)
         known = energy.given(some).base if n_betas == 1 else None
         found = _summary(log_weight, x, n_chains, known)
-        back = (found.std_error > EQUAL_WEIGHTS) & (found.std_error <= worst)
+        back = (found.std_error > equal_weights) & (found.std_error <= worst)
         if back.any():
             x, log_weight = (
                 part.view(n_chains, len(some), -1)[:, back] for part in (x, log_weight)

@@ -37,9 +37,6 @@ from skebm.objectives.score_matching import Rowwise
 from skebm.samplers import HMC
 from skebm.training.rows import Rows
 
-# Smallest noise level of a multi-scale model, in standard deviations of the columns.
-LEAST_LEVEL = 0.05
-
 
 class Sliced(BaseEstimator):
     """Settings of sliced score matching, ``objective="sliced"``.
@@ -228,6 +225,8 @@ def levels_of(objective: str, sigma: Any, n_columns: int) -> tuple[float, float]
     """Smallest and largest noise level of a multi-scale model; None for other objectives."""
     if objective != "multiscale":
         return None
+    # Smallest noise level of a multi-scale model, in standard deviations of the columns.
+    least_level = 0.05
     if isinstance(sigma, str):
         if sigma != "auto":
             raise ValueError(
@@ -235,7 +234,7 @@ def levels_of(objective: str, sigma: Any, n_columns: int) -> tuple[float, float]
                 "(smallest, largest)."
             )
         # Noise of half the distance between rows connects all modes.
-        return LEAST_LEVEL, max(2.0, math.sqrt(n_columns / 2))
+        return least_level, max(2.0, math.sqrt(n_columns / 2))
     pair = as_numbers("sigma", sigma).ravel()
     if len(pair) != 2 or not 0 < pair[0] < pair[1] < math.inf:
         raise ValueError(
