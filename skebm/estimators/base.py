@@ -412,7 +412,7 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
     # ---------------------------------------------------------------- hooks
 
     @abc.abstractmethod
-    def _check_array_options(self, *, reset: bool) -> dict[str, Any]:
+    def _validation_options(self, *, reset: bool) -> dict[str, Any]:
         """Arguments of ``validate_data``: whether X may be sparse, or have more dimensions."""
 
     @abc.abstractmethod
@@ -428,7 +428,7 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
     # ---------------------------------------------------------------- parameters
 
     def __sklearn_tags__(self) -> Any:
-        tags, accepted = super().__sklearn_tags__(), self._check_array_options(reset=True)
+        tags, accepted = super().__sklearn_tags__(), self._validation_options(reset=True)
         tags.input_tags.sparse = bool(accepted.get("accept_sparse"))
         tags.input_tags.allow_nan = accepted.get("ensure_all_finite") == "allow-nan"
         return tags
@@ -588,7 +588,7 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
 
     def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
         kwargs |= {"reset": reset, "ensure_min_samples": min_samples}
-        kwargs |= {"dtype": [np.float64, np.float32]} | self._check_array_options(reset=reset)
+        kwargs |= {"dtype": [np.float64, np.float32]} | self._validation_options(reset=reset)
         stream = spool(X) if is_stream(X) else X
         if isinstance(stream, Spool):
             with names_compared():
@@ -753,7 +753,7 @@ def validate_coded(
         return plain(X, reset=reset, min_samples=min_samples, **kwargs)
     check_columns(estimator, X, reset=reset)
     found = coding.encode(X, min_samples, type(estimator).__name__)
-    accepted = estimator._check_array_options(reset=reset) | kwargs
+    accepted = estimator._validation_options(reset=reset) | kwargs
     if accepted.get("ensure_all_finite") != "allow-nan" and np.isnan(found).any():
         name = coding.names[int(np.isnan(found).any(0).argmax())]
         raise ValueError(

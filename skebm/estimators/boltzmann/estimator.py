@@ -260,7 +260,7 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
 
     # ---------------------------------------------------------------- hooks of the base class
 
-    def _check_array_options(self, *, reset: bool) -> dict[str, Any]:
+    def _validation_options(self, *, reset: bool) -> dict[str, Any]:
         return {"accept_sparse": "csr"}
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> Table:

@@ -261,7 +261,7 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
 
     # ---------------------------------------------------------------- hooks of the base class
 
-    def _check_array_options(self, *, reset: bool) -> dict[str, Any]:
+    def _validation_options(self, *, reset: bool) -> dict[str, Any]:
         return {"accept_sparse": "csr", "ensure_all_finite": "allow-nan"}
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> Table:

@@ -541,7 +541,7 @@ def asks_for_bits(domain: Any) -> bool:
     return domain == "binary" or isinstance(domain, Binary)
 
 
-def check_array_options(estimator: Any, domain: Any, *, reset: bool) -> dict[str, Any]:
+def validation_options(estimator: Any, domain: Any, *, reset: bool) -> dict[str, Any]:
     """Accept images for networks that may take them, and sparse X if rows may be binary.
 
     `domain` is the parameter of that name.

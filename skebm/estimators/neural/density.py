@@ -25,7 +25,7 @@ from skebm.estimators.neural.blueprint import (
     SIGMA,
     NeuralBlueprint,
     asks_for_bits,
-    check_array_options,
+    validation_options,
     learn_any_table,
     learn_column_table,
     network_of,
@@ -257,9 +257,9 @@ class NeuralDensity(NeuralMixin, BaseDensity):
 
     # ---------------------------------------------------------------- hooks of the base class
 
-    def _check_array_options(self, *, reset: bool) -> dict[str, Any]:
+    def _validation_options(self, *, reset: bool) -> dict[str, Any]:
         domain = self._domain_setting(self._objective_for(reset=reset))
-        return check_array_options(self, domain, reset=reset)
+        return validation_options(self, domain, reset=reset)
 
     def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
         """Validated X, its categories as codes, nan where missing."""

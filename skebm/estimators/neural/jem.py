@@ -35,7 +35,7 @@ from skebm.estimators.neural.blueprint import (
     ChainRule,
     NeuralBlueprint,
     asks_for_bits,
-    check_array_options,
+    validation_options,
     fit_any_bases,
     learn_any_table,
     network_of,
@@ -399,8 +399,8 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
 
     # ---------------------------------------------------------------- hooks of the base class
 
-    def _check_array_options(self, *, reset: bool) -> dict[str, Any]:
-        return check_array_options(self, self.domain, reset=reset)
+    def _validation_options(self, *, reset: bool) -> dict[str, Any]:
+        return validation_options(self, self.domain, reset=reset)
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> Table:
         return learn_any_table(self, X, weight, domain=self.domain, bounds=self.bounds)

@@ -402,7 +402,7 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
 
     # ---------------------------------------------------------------- hooks of the base class
 
-    def _check_array_options(self, *, reset: bool) -> dict[str, Any]:
+    def _validation_options(self, *, reset: bool) -> dict[str, Any]:
         kind = self._hidden.kind if reset else self._kind
         sparse = {"accept_sparse": "csr"} if kind.takes_bits else {}
         return sparse | {"ensure_all_finite": "allow-nan"}

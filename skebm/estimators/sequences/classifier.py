@@ -342,7 +342,7 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
     def _targets_without(self, y: np.ndarray, rows: np.ndarray) -> np.ndarray:
         return np.stack([first_without(y[:, 0], rows), y[~rows, 1]], 1)
 
-    def _check_array_options(self, *, reset: bool) -> dict[str, Any]:
+    def _validation_options(self, *, reset: bool) -> dict[str, Any]:
         return {}
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> Table:

@@ -347,7 +347,7 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
     def _targets_without(self, y: np.ndarray, rows: np.ndarray) -> np.ndarray:
         return first_without(y, rows)
 
-    def _check_array_options(self, *, reset: bool) -> dict[str, Any]:
+    def _validation_options(self, *, reset: bool) -> dict[str, Any]:
         return {}
 
     def _validate(

@@ -265,7 +265,7 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
             self._share_of_kept(rows),
         )
 
-    def _check_array_options(self, *, reset: bool) -> dict[str, Any]:
+    def _validation_options(self, *, reset: bool) -> dict[str, Any]:
         return {}
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> Table:
