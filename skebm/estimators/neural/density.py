@@ -25,11 +25,11 @@ from skebm.estimators.neural.blueprint import (
     SIGMA,
     NeuralBlueprint,
     asks_for_bits,
-    validation_options,
     learn_any_table,
     learn_column_table,
     network_of,
     neural_plan,
+    validation_options,
 )
 from skebm.estimators.neural.model import NeuralMixin
 from skebm.estimators.neural.objectives import (

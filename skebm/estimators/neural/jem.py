@@ -35,7 +35,6 @@ from skebm.estimators.neural.blueprint import (
     ChainRule,
     NeuralBlueprint,
     asks_for_bits,
-    validation_options,
     fit_any_bases,
     learn_any_table,
     network_of,
@@ -44,6 +43,7 @@ from skebm.estimators.neural.blueprint import (
     policy_for,
     policy_with_chains,
     sampler_of,
+    validation_options,
 )
 from skebm.estimators.neural.model import NeuralMixin
 from skebm.estimators.neural.sampling import (
