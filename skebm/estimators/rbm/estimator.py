@@ -70,7 +70,7 @@ def _array(name: str, doc: str) -> property:
         return found
 
     def get(self: RBMEstimator) -> np.ndarray:
-        return self._read_only(parameter(self))
+        return self._parameter_array(parameter(self))
 
     def assign(self: RBMEstimator, value: Any) -> None:
         check_is_fitted(self)
