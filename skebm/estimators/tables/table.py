@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -508,8 +509,19 @@ def fit_table_base(base: Any, rows: Rows, table: Table) -> Distribution:
 
 
 def choose_domain(X: Any, domain: Any, sampler: Sampler | None, bounds: Any) -> Domain:
-    """Domain of the rows of X: that given, or one chosen from the sampler and the values of X."""
-    n = X.shape[1]
+    """Domain of the rows of X: that given, or one chosen from the sampler and the values of X.
+
+    Pixels of images are numbers, also where all of them are zero or one.
+    """
+    n = math.prod(X.shape[1:])
+    if len(X.shape) > 2:
+        if domain == "binary" or isinstance(domain, Binary | Categorical):
+            raise ValueError(
+                f"domain={domain!r} takes rows of shape (n_samples, {n}), and images of shape "
+                f"{tuple(X.shape[1:])} are numbers: reshape X and pass a network of rows such as "
+                'MLP(), or set domain="real".'
+            )
+        domain = "real" if isinstance(domain, str) else domain
     if isinstance(domain, Domain):
         if isinstance(domain, Real) and domain != Real(domain.shape):
             raise ValueError(f"Pass the bounds of {domain} as bounds=, in units of X.")
