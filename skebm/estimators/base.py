@@ -428,7 +428,9 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
     # ---------------------------------------------------------------- parameters
 
     def __sklearn_tags__(self) -> Any:
-        tags, accepted = super().__sklearn_tags__(), self._validation_options(reset=True)
+        # Of a fitted model they are those of its fit, whatever parameters were set since.
+        reset = not self.__sklearn_is_fitted__()
+        tags, accepted = super().__sklearn_tags__(), self._validation_options(reset=reset)
         tags.input_tags.sparse = bool(accepted.get("accept_sparse"))
         tags.input_tags.allow_nan = accepted.get("ensure_all_finite") == "allow-nan"
         return tags

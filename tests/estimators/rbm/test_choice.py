@@ -236,7 +236,7 @@ def test_an_interrupted_choice_leaves_no_model(monkeypatch):
         calls.append(self)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("skebm.estimators.rbm.choice.Trials.value", interrupted)
+    monkeypatch.setattr("skebm.estimators.rbm.choice.ValidationFits.value", interrupted)
     model = rbm(n_iter=5)
     with pytest.raises(KeyboardInterrupt):
         model.fit(chain_of_bits())
