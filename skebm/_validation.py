@@ -325,9 +325,15 @@ def boolean_columns(X: Any) -> list[str]:
     return [str(name) for name, dtype in pairs if dtype.startswith("bool")]
 
 
-def warn_of_booleans(estimator: Any, X: Any) -> None:
-    """Warn of columns of booleans of a frame, where an estimator takes all columns as numbers."""
+def warn_of_booleans(estimator: Any, X: Any, conditions: Iterable[int] = ()) -> None:
+    """Warn of columns of booleans of a frame, where an estimator takes all columns as numbers.
+
+    Columns that rows are given, by their numbers, may be numbers 0 and 1.
+    """
     names = boolean_columns(X)
+    if names:
+        given = {str(X.columns[j]) for j in conditions}
+        names = [name for name in names if name not in given]
     if names:
         shown = ", ".join(map(repr, names[:5])) + (" and others" if len(names) > 5 else "")
         warn(

@@ -497,7 +497,8 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
         if table.copies_are_one:
             X, y, weight = merged
         if not go_on and isinstance(table.domain, Numbers):
-            warn_of_booleans(self, given)
+            conditions = [j for block in table.given for j in block.columns]
+            warn_of_booleans(self, given, conditions)
         rows = table.rows(X, device=device, dtype=getattr(torch, self.dtype), weight=weight)
         rows.y = None if y is None else torch.as_tensor(y, device=device)
         rows.left_out = left_out

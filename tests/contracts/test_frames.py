@@ -8,10 +8,12 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.exceptions import ConvergenceWarning
 
 import skebm
 from skebm import (
     BoltzmannMachineDensity,
+    ConditionalDensity,
     ContrastiveDivergenceDensity,
     DeepBeliefNetwork,
     RBMClassifier,
@@ -192,6 +194,12 @@ def test_booleans_are_bits_or_said_to_be_numbers():
     X = frame(("bit", "x"))
     with pytest.warns(UserWarning, match="'bit' hold booleans"):
         ScoreMatchingDensity(n_iter=1).fit(X)
+    with pytest.warns(UserWarning, match="'bit' hold booleans"):
+        ConditionalDensity(["x"], base="linear", n_iter=1, random_state=0).fit(X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # a condition may be a number 0 or 1
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        ConditionalDensity(["bit"], base="linear", n_iter=1, random_state=0).fit(X)
     model = call(ContrastiveDivergenceDensity(n_iter=1, random_state=0), "fit", X)
     assert np.isin(np.asarray(model.sample(20, random_state=0))[:, 0], (0, 1)).all()
 
