@@ -17,8 +17,12 @@ def only_full(*values, **kwargs):
 
 
 def leading(n, cases):
-    """The cases of a parameter, of which the first `n` are in the first tier."""
-    return [case if i < n else only_full(case) for i, case in enumerate(cases)]
+    """The cases of a parameter, of which at most the first `n` are in the first tier."""
+    marked = type(pytest.param())  # those that are in the full tier already
+    return [
+        case if i < n or isinstance(case, marked) else only_full(case)
+        for i, case in enumerate(cases)
+    ]
 
 
 def named(names, cases):
