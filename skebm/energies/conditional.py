@@ -40,6 +40,9 @@ class ConditionalEnergy(Energy):
         Of rows (c, x).
     target_domain : Real
         Of x.
+    network_share : Tensor, ()
+        1, or 0 where the model is its base: any network, whatever its weights, then counts only in
+        training, and from the first step on again.
 
     Examples
     --------
@@ -64,6 +67,11 @@ class ConditionalEnergy(Energy):
         self.network, self.base, self.n_conditions = network, base, n_conditions
         self.domain = Real((n_conditions + base.n_columns,))
         self.target_domain = Real((base.n_columns,))
+        self.network_share: Tensor
+        self.register_buffer("network_share", torch.ones(()))
+
+    def hold_within_limits(self) -> None:
+        self.network_share.fill_(1)
 
     def split(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Conditions c and rows x of rows (c, x)."""
@@ -81,7 +89,7 @@ class ConditionalEnergy(Energy):
     def parametric_energy(self, x: Tensor) -> Tensor:
         """f of rows (c, x), (n,)."""
         value: Tensor = self.network(x)
-        return value
+        return value if self.training else value * self.network_share
 
     def correction(self, x: Tensor) -> Tensor:
         """E + log q of rows (c, x), (n,): f."""
@@ -89,14 +97,19 @@ class ConditionalEnergy(Energy):
 
     def with_base(self, base: RegressionMixture) -> ConditionalEnergy:
         """The same network with another base."""
-        return ConditionalEnergy(self.network, base, self.n_conditions).train(self.training)
+        return self._like(self.network, base)
 
     def in_double(self) -> ConditionalEnergy:
         """A copy in double precision."""
         network = copy.deepcopy(self.network).double()
         device = next(iter(network.parameters()), torch.empty(0)).device
         double = self.base.to(device, torch.float64)
-        return ConditionalEnergy(network, double, self.n_conditions).train(self.training)
+        return self._like(network, double)
+
+    def _like(self, network: nn.Module, base: RegressionMixture) -> ConditionalEnergy:
+        found = ConditionalEnergy(network, base, self.n_conditions)
+        found.network_share = self.network_share
+        return found.train(self.training)
 
 
 class RowwiseEnergy:

@@ -193,7 +193,8 @@ def density_of(estimator):
         estimator = estimator.estimator_
     if isinstance(estimator, DeepBeliefNetwork):
         return estimator if estimator.bound_kind_ == "exact" else None
-    if not isinstance(estimator, BaseEBM) or getattr(estimator, "partition", None) is None:
+    has_log_z = isinstance(estimator, BaseEBM) and hasattr(type(estimator), "log_partition_")
+    if not has_log_z or estimator.partition is None:
         return None
     return estimator
 

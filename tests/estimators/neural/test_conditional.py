@@ -637,3 +637,19 @@ def test_a_density_of_the_next_frame():
     model = ConditionalDensity(range(1), **kind).fit(table[:600])
     truth = math.log(0.5) - 0.5 * math.log(math.tau * math.e * 0.04)
     assert model.score(table[600:]) > truth - 0.12
+
+
+def test_any_network_is_silent_where_the_model_is_its_base_and_trains_when_it_goes_on():
+    X = np.random.default_rng(0).normal(size=(80, 2))
+    model = ConditionalDensity([0], **SMALL).fit(X)
+    energy = model.energy_
+    rows = torch.as_tensor(X, dtype=torch.float32)
+    assert energy.network_share == 0
+    assert not energy.correction(rows).any()
+    assert energy.network(rows).any()
+    assert model.log_conditional(X).exact.all() or np.allclose(
+        model.log_conditional(X).std_error, 0
+    )
+    before = model.energy(X)
+    assert model.partial_fit(X).energy_.network_share == 1
+    assert (model.energy(X) != before).any()

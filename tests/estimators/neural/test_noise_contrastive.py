@@ -129,7 +129,9 @@ def test_a_search_over_noise_and_ratio():
     search = GridSearchCV(density(n_iter=1), grid, cv=2, error_score="raise").fit(X)
     assert np.isfinite(search.cv_results_["mean_test_score"]).all()
     grid = {"noise__n_components": [1, 3], "optimizer__weight_decay": [0.0, 10.0]}
-    search = GridSearchCV(density(n_iter=1), grid, cv=2, error_score="raise").fit(X)
+    search = GridSearchCV(density(noise="mixture", n_iter=1), grid, cv=2, error_score="raise").fit(
+        X
+    )
     best = search.best_estimator_
     assert len(best.base_.weights) == search.best_params_["noise__n_components"]
     assert len(np.unique(search.cv_results_["mean_test_score"])) == 4

@@ -453,7 +453,7 @@ def test_brackets_hold_the_truth_and_narrow(of_bits, monkeypatch):
     X, Y, _ = pairs(40, seed=5)
     exact = of_bits.score_samples(X, Y)
     monkeypatch.setattr(said, "SUMMED_UNITS", 0)
-    found = annealed(of_bits, 20, 60).log_conditional(X, Y)
+    found = annealed(of_bits, 40, 100).log_conditional(X, Y)
     assert not found.exact.any()
     assert (found.lower <= found.log_prob).all()
     assert (found.log_prob <= found.upper).all()

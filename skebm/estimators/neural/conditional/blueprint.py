@@ -143,9 +143,7 @@ class ConditionalBlueprint(GuardedBlueprint):
         base, _ = fit_conditional_base(self.base_name, rows, self.table, self.seed)
         found = replace(self, base=base)
         net.replace(found.objective(torch.Generator(rows.device).manual_seed(net.seed_)))
-        with torch.no_grad():
-            for parameter in net.module_.energy.parameters():
-                parameter.zero_()
+        net.module_.energy.network_share.zero_()
         return found
 
     def gain_of_all_rows(self, rows: Rows) -> float:
