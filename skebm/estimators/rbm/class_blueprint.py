@@ -197,10 +197,14 @@ class ClassBlueprint(JointBlueprint):
         return self.judged(Gain(found.gain, found.error))
 
     def judged(self, found: Gain, of_all_rows: float = 0.0) -> ClassBlueprint:
-        """The same, or p(x) is the base where held-out rows gain too little."""
+        """The same, or p(x) is the base where held-out rows gain too little.
+
+        Who asks for classes is told only of rows that training made clearly less likely.
+        """
         if is_kept(found, of_all_rows):
             return self
-        warn_of_base(found, of_all_rows, "p(x)")
+        if found.gain + found.error < 0:
+            warn_of_base(found, of_all_rows, "p(x)")
         return replace(self, p_is_base=True)
 
     def mean_of_base(self, rows: Rows) -> float:

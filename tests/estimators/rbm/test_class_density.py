@@ -1,6 +1,7 @@
 """What p(x) of a classification RBM is: the model, or its base where held-out rows gain nothing."""
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from skebm import RBMClassifier
 from skebm.training.engine import EnergyNet
+from skebm.training.selection import Gain
 
 
 def bits(n, *, copied, seed=0):
@@ -31,9 +33,14 @@ def base_mean(model, X):
 
 def test_rows_that_gain_nothing_leave_the_base():
     X, y = bits(300, copied=False)
-    with pytest.warns(ConvergenceWarning, match=r"p\(x\) is its base"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # who asks for classes is told of clear losses only
         model = classifier().fit(X, y)
     assert model.density_ == "base"
+    trained = replace(model._blueprint, p_is_base=False)
+    assert trained.judged(Gain(-0.1, 0.2)).p_is_base
+    with pytest.warns(ConvergenceWarning, match=r"p\(x\) is its base"):
+        assert trained.judged(Gain(-0.3, 0.2)).p_is_base
     np.testing.assert_allclose(
         model.score_samples(X), model.base_.log_prob(torch.tensor(X).float()), rtol=1e-4
     )
