@@ -4,12 +4,11 @@ estimators, scikit-learn's densities, and pipelines and searches that end in eit
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from sklearn.base import is_outlier_detector
+from sklearn.base import is_classifier, is_outlier_detector
 from sklearn.frozen import FrozenEstimator
 from sklearn.mixture import BayesianGaussianMixture, GaussianMixture
 from sklearn.neighbors import KernelDensity
@@ -109,14 +108,12 @@ def pessimistic_log_likelihood(estimator: Any, X: Any) -> float:
     """Mean log p(x) by the largest credible log Z; exact where the density needs none."""
     check_normalised(estimator)
     before, final = last_step(estimator)
-    if has_normaliser(final) and is_outlier_detector(final):
+    if is_classifier(final) and is_energy_based(final):  # whose score is its accuracy
+        energy = final.energy(input_of_last_step(before, X))
+        return -float(np.mean(energy)) - final._log_partition().pessimistic
+    if not is_classifier(final) and (is_energy_based(final) or has_normaliser(final)):
         return float(final.score(input_of_last_step(before, X)))
-    mean = float(np.mean(log_density(estimator, X)))
-    if not is_energy_based(final):
-        return mean
-    value, error = final.log_partition_, final.log_partition_std_  # of a classifier
-    upper = final.log_partition_bounds_[1]
-    return mean + value - (value + 2 * error if math.isnan(upper) else upper)
+    return float(np.mean(log_density(estimator, X)))
 
 
 # ------------------------------------------------------------------------------

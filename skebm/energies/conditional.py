@@ -71,6 +71,7 @@ class ConditionalEnergy(Energy):
         self.register_buffer("network_share", torch.ones(()))
 
     def hold_within_limits(self) -> None:
+        """Let the network count from now on: a step has been taken from the base."""
         self.network_share.fill_(1)
 
     def split(self, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -385,7 +385,9 @@ class SourceMixin:
         """
         if is_stream(X):
             return self._over_stream(X, function)
-        return map_blocks(X, function, takes_missing=get_tags(self).input_tags.allow_nan)
+        # Only blocks are checked by tags, which take longer than a small density needs for a row.
+        takes_missing = not is_large(X) or get_tags(self).input_tags.allow_nan
+        return map_blocks(X, function, takes_missing=takes_missing)
 
     def _over_stream(self, X: Any, function: Callable[[Any], np.ndarray]) -> np.ndarray:
         header = header_of(X)
