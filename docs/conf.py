@@ -36,6 +36,7 @@ page_outputs = [
     "guide/sample",
     "guide/samplers",
     "guide/saving",
+    "guide/scale_out",
     "guide/searches",
     "guide/tables",
     "guide/training",
