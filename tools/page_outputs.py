@@ -82,6 +82,7 @@ def shown(value: Any) -> str:
     """A value as a console shows it; nothing of estimators and displays, which are `self`."""
     if hasattr(value, "get_params") or hasattr(value, "figure_"):
         return ""
+    value = with_few_digits(value)
     text = repr(value)
     if isinstance(value, tuple | list | dict) and len(text) > WIDTH:
         text = pprint.pformat(value, width=WIDTH, sort_dicts=False)
@@ -89,6 +90,19 @@ def shown(value: Any) -> str:
     if len(lines) > MOST_LINES:
         lines = [*lines[: MOST_LINES // 2], "...", *lines[-MOST_LINES // 2 :]]
     return "\n".join(lines)
+
+
+def with_few_digits(value: Any) -> Any:
+    """A number, or the numbers in a tuple, list or dictionary, to six digits."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {name: with_few_digits(inner) for name, inner in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(with_few_digits, value))
+    if isinstance(value, tuple | list):
+        return type(value)(map(with_few_digits, value))
+    return value
 
 
 def drawn_figures() -> list[bytes]:
@@ -116,7 +130,8 @@ def page_settings() -> Iterator[None]:
         tempfile.TemporaryDirectory() as folder,
         contextlib.chdir(folder),
         np.printoptions(precision=3, suppress=True, threshold=20, linewidth=WIDTH, legacy="1.25"),
-        pd.option_context("display.width", WIDTH, "display.precision", 3, "display.max_rows", 8),
+        pd.option_context("display.width", WIDTH, "display.precision", 3, "display.max_rows", 12),
+        pd.option_context("display.max_columns", 20),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("error")

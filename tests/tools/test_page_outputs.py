@@ -45,4 +45,5 @@ def test_a_program_that_fails_or_warns_ends_the_build():
 
 
 def test_long_values_are_shortened():
+    assert shown((1 / 3, {"a": [2 / 3]})) == "(0.333333, {'a': [0.666667]})"
     assert len(shown(list(range(1000))).splitlines()) <= MOST_LINES + 1
