@@ -55,6 +55,7 @@ from skebm.base.processes import collect_warnings, lock_of
 from skebm.base.processes.modes import TorchModes
 from skebm.base.sampler import whole_number
 from skebm.energies.neural import network_from_state, network_to_state
+from skebm.estimators.recipe import Recipe
 from skebm.estimators.storage import pack, package_version, unpack
 from skebm.estimators.tables.columns import Coding
 from skebm.estimators.tables.gross import gross_rows_of
@@ -127,6 +128,15 @@ class Blueprint(abc.ABC):
     table: Table
     plan: TrainingPlan
 
+    @property
+    def checks_base(self) -> bool:
+        return hasattr(self, "base_name")
+
+    @property
+    def family(self) -> Any:
+        """The methods below, as those of a family."""
+        return _AsFamily(self)
+
     @abc.abstractmethod
     def objective(self, generator: torch.Generator) -> Objective:
         """An untrained objective, which holds the energy, on the generator's device."""
@@ -184,6 +194,20 @@ class Blueprint(abc.ABC):
             for name, theirs in ours.items()
             if name in asked and theirs in net
         }
+
+
+class _AsFamily:
+    """A blueprint with the methods of a `Family`."""
+
+    def __init__(self, blueprint: Any):
+        self.blueprint = blueprint
+
+    def log_ratios(self, recipe: Any) -> Any:
+        return recipe.log_ratios
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.blueprint, name)
+        return (lambda recipe, *args: value(*args)) if callable(value) else value
 
 
 class GuardedBlueprint(Blueprint):
@@ -422,7 +446,7 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
     @abc.abstractmethod
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
-    ) -> Blueprint:
+    ) -> Blueprint | Recipe[Any]:
         """Resolve all settings of training on `rows`; `before` is the net to continue from."""
 
     # ---------------------------------------------------------------- parameters
@@ -510,7 +534,7 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
             net, train = self._start(rows, table, net, streaming=streaming)
         else:
             net = net.copy()
-        net.completion_ = self._blueprint.complete
+        net.completion_ = functools.partial(self._blueprint.family.complete, self._blueprint)
         try:
             self.net_ = net.partial_fit(train)
         except DivergenceError as error:
@@ -559,22 +583,23 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
         # What is fitted before training, or chosen, is by a sample of the rows of a file.
         blueprint = self._design(train.subsample(seed), table, before, streaming=streaming)
         warn_without_effect(blueprint.without_effect(non_default_parameters(self)))
+        family = blueprint.family
         net = blueprint.plan.net(
-            blueprint.objective(generator),
+            family.objective(blueprint, generator),
             generator,
             streaming=streaming,
             validation=validation,
             net_params=self.net_params,
         ).initialize()
         if validation is None and not streaming:
-            train, held_out = blueprint.hold_out(train, generator)
-            net.hold_out(held_out, blueprint.log_ratios)
+            train, held_out = family.hold_out(blueprint, train, generator)
+            net.hold_out(held_out, family.log_ratios(blueprint))
         if before is None:
-            blueprint.initialise(net.module_.energy, train)
+            family.initialise(blueprint, net.module_.energy, train)
         else:
             net.load_state(before)
         self._blueprint = blueprint
-        return net, blueprint.deduplicate(train)
+        return net, family.deduplicate(blueprint, train)
 
     def _finalise(self, rows: Rows) -> None:
         """Set the fitted attributes besides the weights."""
@@ -584,7 +609,7 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
         precision = torch.float64 if rows.is_mapped else torch.float32
         keep = torch.linspace(0, len(rows) - 1, n_reference, dtype=precision).long()
         self._reference = rows.take(keep.to(rows.device)).cpu().numpy()
-        self._blueprint.check_trained(self.net_, rows)
+        self._blueprint.family.check_trained(self._blueprint, self.net_, rows)
 
     def __sklearn_is_fitted__(self) -> bool:
         return "net_" in self.__dict__
@@ -642,7 +667,12 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
     @property
     def energy_(self) -> Any:
         """The trained energy as a torch module in ``eval`` mode, in its own units."""
-        return self._blueprint.energy(self._energy_of_net)
+        return self._blueprint.family.energy(self._blueprint, self._energy_of_net)
+
+    def _scoring_energy(self, energy: Any = None) -> Any:
+        """An energy, by default the model's, whose rounding depends on no other rows of a batch."""
+        energy = self.energy_ if energy is None else energy
+        return self._blueprint.family.scoring_energy(self._blueprint, energy)
 
     def _parameter_array(self, name: str) -> np.ndarray:
         """A parameter of the trained energy as a read-only array."""
@@ -653,7 +683,7 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
 
     def _map(self, rows: Rows, function: Callable[[Any, Tensor], Tensor]) -> Tensor:
         """Apply ``function(energy, x)``, which treats rows independently, to all rows."""
-        energy = self._blueprint.scoring_energy(self.energy_)
+        energy = self._scoring_energy()
         dtype = next(energy.parameters()).dtype
         return rows.map(lambda x: function(energy, x.to(dtype)), energy.domain.n_columns)
 
@@ -693,7 +723,7 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
             )
         generator = torch.Generator(self._available_device())
         net = self._blueprint.plan.net(
-            self._blueprint.objective(generator),
+            self._blueprint.family.objective(self._blueprint, generator),
             generator,
             streaming=packed["streaming"],
             net_params=self.net_params,
@@ -785,6 +815,12 @@ def chain_rows(net: EnergyNet) -> Tensor | None:
     return None
 
 
+def annealing_starts(net: EnergyNet, data: Tensor) -> dict[str, Tensor]:
+    """Rows near the model by origin: data, and training chains if there are any."""
+    starts, chain = {"data": at_least_two(data)}, chain_rows(net)
+    return starts if chain is None else starts | {"training chains": at_least_two(chain)}
+
+
 def at_least_two(x: Tensor) -> Tensor:
     """The rows, or a single row twice: reverse annealing needs two for a standard error."""
     return x if len(x) > 1 else x.expand(2, -1)
@@ -850,7 +886,7 @@ class FeaturesMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, OfModel):
 
     @property
     def _n_features_out(self) -> int:
-        return int(self._blueprint.n_hidden)
+        return int(self._blueprint.family.n_hidden)
 
 
 class PartitionMixin(OfModel):
@@ -894,6 +930,13 @@ class PartitionMixin(OfModel):
         energies = self._of_rows(X, functools.partial(self._energies, likely=True))
         return -energies - self.log_partition_
 
+    def _proper_scores(self, rows: Rows) -> Tensor:
+        """Proper scoring rule of rows that needs no log Z, (n,), higher is better."""
+        found: Tensor = self._blueprint.family.proper_score(
+            self._blueprint, rows, self._scoring_energy()
+        )
+        return found
+
     def _check_draws(self, n_samples: int, n_steps: int, temperature: float) -> None:
         """Raise an error that names what is wrong with the arguments of `sample`."""
         check_is_fitted(self)
@@ -907,11 +950,12 @@ class PartitionMixin(OfModel):
 
     def _partition_inputs(self, names: Iterable[str] = ("base", "sampler", "x")) -> dict[str, Any]:
         """Arguments of an estimate of log Z: those in `names`, and the generator."""
-        energy = self.energy_
+        energy, recipe = self.energy_, self._blueprint
         like = next(energy.parameters())
         rows = torch.as_tensor(self._reference, dtype=like.dtype, device=like.device)
         found = {
-            name: self._blueprint.partition_input(name, energy, self.net_, rows) for name in names
+            name: recipe.family.partition_input(recipe, name, energy, self.net_, rows)
+            for name in names
         }
         return found | {"generator": torch.Generator(like.device).manual_seed(self.net_.seed_)}
 
@@ -1133,8 +1177,7 @@ class BaseDensity(DetectionMixin, PartitionMixin, BaseEBM, abc.ABC):
         """
         rows = self._rows(X)
         if self.partition is None:
-            energy = self._blueprint.scoring_energy(self.energy_)
-            return float(self._blueprint.proper_score(rows, energy).double().mean())
+            return float(self._proper_scores(rows).double().mean())
         found = self._log_partition()
         if math.isnan(found.pessimistic):
             warn(

@@ -32,20 +32,23 @@ from skebm.estimators.base import (
 )
 from skebm.estimators.classifiers import class_indices
 from skebm.estimators.rbm.class_blueprint import weight_of_rows
-from skebm.estimators.sequences.blueprint import (
+from skebm.estimators.recipe import Recipe
+from skebm.estimators.sequences.family import (
     FEWEST_FRAMES,
+    N_HELD_OUT,
+    TemporalFamily,
     frame_log_z,
     learning_rule,
     temporal_plan,
 )
-from skebm.estimators.sequences.label_blueprint import (
+from skebm.estimators.sequences.label_chain import MOST_TERMS, LabelChain
+from skebm.estimators.sequences.label_family import (
     LabelBlock,
-    LabelBlueprint,
+    LabelFamily,
     LabelledWindows,
     base_with_labels,
     frame_base,
 )
-from skebm.estimators.sequences.label_chain import MOST_TERMS, LabelChain
 from skebm.estimators.sequences.table import (
     first_frames,
     first_without,
@@ -72,7 +75,7 @@ CHUNK = 4_000_000
 def _has_density(classifier: TemporalRBMClassifier) -> bool:
     fitted = vars(classifier).get("_blueprint")
     asked = classifier.objective == "generative"
-    if not (asked if fitted is None else fitted.generative_weight == 1):
+    if not (asked if fitted is None else fitted.family.generative_weight == 1):
         raise AttributeError(
             'Frames have a likelihood with objective="generative" only: the others learn labels.'
         )
@@ -242,7 +245,7 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
         "early_stopping": lambda value, names: EarlyStopping(),
         "partition": lambda value, names: ConditionalAIS(n_betas=1600),
     }
-    _blueprint: LabelBlueprint
+    _blueprint: Recipe[LabelFamily]
     _density_alone = "TemporalRBM"
 
     def __init__(
@@ -367,7 +370,7 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
 
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
-    ) -> LabelBlueprint:
+    ) -> Recipe[LabelFamily]:
         assert isinstance(rows, Segments)
         if before is None:
             name = self.base if isinstance(self.base, str) else None
@@ -376,7 +379,8 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
             last = self._blueprint
             base, name = last.base, last.base_name
             check_base_stays(self.base, frame_base(last.base), name)
-            same = last.n_hidden, last.order, last.label_order
+            frames = last.family.frames
+            same = frames.n_hidden, frames.order, last.family.label_order
             if same != (self.n_components, self.order, self.label_order):
                 raise ValueError(
                     "n_components, order and label_order are not those of the previous fit, "
@@ -384,21 +388,22 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
                 )
         rule, n_steps = learning_rule(self, self.n_components, table.domain.n_columns)
         guarded = not (fraction_of_early_stopping(self.early_stopping) or streaming)
-        return LabelBlueprint(
-            table=table,
-            plan=temporal_plan(self, rows, table.domain, streaming),
-            base=base,
-            base_name=name,
+        frames = TemporalFamily(
             n_hidden=int(self.n_components),
             order=int(self.order),
             recurrent=False,
             rule=rule,
             n_steps=n_steps,
             n_windows=len(rows),
-            guarded=guarded and len(rows.x) >= FEWEST_FRAMES,
-            n_labels=len(self.classes_),
-            label_order=int(self.label_order),
-            generative_weight=weight_of_rows(self.objective, self.generative_weight),
+        )
+        weight = weight_of_rows(self.objective, self.generative_weight)
+        return Recipe(
+            table=table,
+            plan=temporal_plan(self, rows, table.domain, streaming),
+            base=base,
+            base_name=name,
+            family=LabelFamily(frames, len(self.classes_), int(self.label_order), weight),
+            n_guards=N_HELD_OUT if guarded and len(rows.x) >= FEWEST_FRAMES else 0,
         )
 
     # ---------------------------------------------------------------- labels
@@ -505,7 +510,8 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
     def _smoothing(self, X: Any, lengths: Any) -> tuple[np.ndarray, np.ndarray]:
         """log p(y_t given all frames), and log p(x_t given those before) but for the units."""
         rows, _ = new_frames(self, X, lengths)
-        chain = LabelChain(self._blueprint.n_labels, self._blueprint.label_order)
+        family = self._blueprint.family
+        chain = LabelChain(family.n_labels, family.label_order)
         n = len(rows.x)
         check_memory(f"n_frames={n}", n * chain.n_histories * chain.n_labels, torch.float64)
         found = list(self._terms(rows, chain))
@@ -521,7 +527,7 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
 
     def _terms(self, rows: Segments, chain: LabelChain) -> Iterator[tuple[Tensor, Tensor]]:
         """Terms of all frames, a few at a time."""
-        energy, with_z = self.energy_, self._blueprint.generative_weight == 1
+        energy, with_z = self.energy_, self._blueprint.family.generative_weight == 1
         settings = self.partition_
         generator = torch.Generator(energy.weight.device).manual_seed(self.net_.seed_)
 
@@ -543,7 +549,7 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
     def generative_weight_(self) -> float:
         """Weight of -log p(frame given the past) in training."""
         check_is_fitted(self)
-        return self._blueprint.generative_weight
+        return self._blueprint.family.generative_weight
 
     @property
     def base_(self) -> Distribution:

@@ -11,7 +11,7 @@ from torch import Tensor
 from skebm.base import sampling
 from skebm.base.processes import progress_bar
 from skebm.energies import Biases, RowwiseRBM
-from skebm.estimators.sequences.blueprint import frame_log_z
+from skebm.estimators.sequences.family import frame_log_z
 from skebm.training.segments import Segments
 
 # Draws, and Gibbs steps of each, of the mean of a frame given its past.

@@ -34,17 +34,19 @@ from skebm.estimators.base import (
     upper_quantile,
 )
 from skebm.estimators.rbm.drawing import check_imputation
-from skebm.estimators.sequences.blueprint import (
+from skebm.estimators.recipe import Recipe
+from skebm.estimators.sequences.context import evidence_of_next
+from skebm.estimators.sequences.family import (
     FEWEST_FRAMES,
+    N_HELD_OUT,
     RECURRENT_CONTEXT,
     RECURRENT_TARGETS,
-    TemporalBlueprint,
+    TemporalFamily,
     frame_log_z,
     learning_rule,
     temporal_plan,
     with_residual_correlations,
 )
-from skebm.estimators.sequences.context import evidence_of_next
 from skebm.estimators.sequences.imputation import impute_frames
 from skebm.estimators.sequences.stream import FrameStream
 from skebm.estimators.sequences.table import (
@@ -241,7 +243,7 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
         "early_stopping": lambda value, names: EarlyStopping(),
         "partition": lambda value, names: ConditionalAIS(n_betas=1600),
     }
-    _blueprint: TemporalBlueprint
+    _blueprint: Recipe[TemporalFamily]
 
     def __init__(
         self,
@@ -385,7 +387,7 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
 
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
-    ) -> TemporalBlueprint:
+    ) -> Recipe[TemporalFamily]:
         assert isinstance(rows, Segments)
         if before is None:
             name = self.base if isinstance(self.base, str) else None
@@ -399,7 +401,7 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
             last = self._blueprint
             check_base_stays(self.base, last.base, last.base_name)
             base, name = last.base, last.base_name
-            same = last.n_hidden, last.order, last.recurrent
+            same = last.family.n_hidden, last.family.order, last.family.recurrent
             if same != (self.n_components, self.order, self.recurrent):
                 raise ValueError(
                     "n_components, order and recurrent are not those of the previous fit, "
@@ -407,18 +409,21 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
                 )
         rule, n_steps = learning_rule(self, self.n_components, table.domain.n_columns)
         guarded = not (fraction_of_early_stopping(self.early_stopping) or streaming)
-        return TemporalBlueprint(
-            table=table,
-            plan=temporal_plan(self, rows, table.domain, streaming),
-            base=base,
-            base_name=name,
+        family = TemporalFamily(
             n_hidden=int(self.n_components),
             order=int(self.order),
             recurrent=bool(self.recurrent),
             rule=rule,
             n_steps=n_steps,
             n_windows=len(rows),
-            guarded=guarded and len(rows.x) >= FEWEST_FRAMES,
+        )
+        return Recipe(
+            table=table,
+            plan=temporal_plan(self, rows, table.domain, streaming),
+            base=base,
+            base_name=name,
+            family=family,
+            n_guards=N_HELD_OUT if guarded and len(rows.x) >= FEWEST_FRAMES else 0,
         )
 
     # ---------------------------------------------------------------- frames and their past
@@ -870,7 +875,7 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
     def learning_(self) -> str:
         """The learning rule."""
         check_is_fitted(self)
-        return self._blueprint.rule
+        return self._blueprint.family.rule
 
     @property
     def base_(self) -> Distribution:
@@ -895,6 +900,6 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
 
     def _lags(self, name: str) -> list[np.ndarray]:
         found = self._parameter_array(name)
-        order, d = self._blueprint.order, self._blueprint.table.domain.n_columns
+        order, d = self._blueprint.family.order, self._blueprint.table.domain.n_columns
         parts = [found[:, k * (d + 1) : k * (d + 1) + d] for k in range(order)]
         return parts[::-1]

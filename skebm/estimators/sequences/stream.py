@@ -12,7 +12,7 @@ from torch import Tensor
 from skebm.base import sampling
 from skebm.base.sampler import whole_number
 from skebm.energies import Biases, RowwiseRBM
-from skebm.estimators.sequences.blueprint import frame_log_z
+from skebm.estimators.sequences.family import frame_log_z
 from skebm.estimators.sequences.table import check_numbers
 
 
