@@ -33,7 +33,7 @@ FAMILIES = (
     "skebm.estimators.base.Blueprint",
     "skebm.estimators.recipe.Family",
     "skebm.estimators.boltzmann.hopfield.Memory",
-    "skebm.estimators.neural.blueprint.Rule",
+    "skebm.estimators.neural.family.Rule",
     "skebm.estimators.rbm.hidden.HiddenUnits",
     "skebm.estimators.tables.blocks.ColumnBlock",
     "skebm.estimators.tables.table.Layout",

@@ -32,17 +32,12 @@ from skebm.estimators.base import (
     fraction_of_early_stopping,
     upper_quantile,
 )
-from skebm.estimators.neural.blueprint import (
-    CONFIGS,
-    NEURAL_CONSTRAINTS,
-    SIGMA,
-    network_of,
-    neural_plan,
-)
-from skebm.estimators.neural.conditional.blueprint import (
+from skebm.estimators.neural.conditional.family import (
     BASES,
+    N_HELD_OUT,
     OBJECTIVES,
-    ConditionalBlueprint,
+    ConditionalFamily,
+    ConditionalRecipe,
     fit_conditional_base,
     guarding_rows,
     noise_of,
@@ -58,6 +53,14 @@ from skebm.estimators.neural.conditional.table import (
     conditional_table,
     conditions_coding,
 )
+from skebm.estimators.neural.family import (
+    CONFIGS,
+    NEURAL_CONSTRAINTS,
+    SIGMA,
+    network_of,
+    neural_plan,
+)
+from skebm.estimators.recipe import Recipe
 from skebm.estimators.tables.table import Table, shown_names
 from skebm.partition.given import (
     ConditionalAIS,
@@ -222,7 +225,7 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
     _configs = {name: CONFIGS[name] for name in ("network", "optimizer", "early_stopping")} | {
         "partition": lambda value, names: ConditionalAIS(),
     }
-    _blueprint: ConditionalBlueprint
+    _blueprint: ConditionalRecipe
     _judged: ReferenceRows
 
     def __init__(
@@ -275,7 +278,7 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
 
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
-    ) -> ConditionalBlueprint:
+    ) -> ConditionalRecipe:
         if before is None:
             seed = draw_seed(self.random_state_)
             kept, guards = rows, not (streaming or fraction_of_early_stopping(self.early_stopping))
@@ -286,10 +289,11 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
             sigma = noise_of(self.sigma, rows, table) if denoises else None
         else:
             last = self._blueprint
-            base, name, sigma, seed = last.base, last.base_name, last.sigma, last.seed
-            if self.objective != last.rule or self.base not in ("auto", name):
+            base, name, seed = last.base, last.base_name, last.guard_seed
+            rule, sigma = last.family.rule, last.family.sigma
+            if self.objective != rule or self.base not in ("auto", name):
                 raise ValueError(
-                    f'The weights are those of objective="{last.rule}" and base="{name}": with '
+                    f'The weights are those of objective="{rule}" and base="{name}": with '
                     "warm_start and partial_fit they must not change. Clone the estimator to "
                     "start anew."
                 )
@@ -299,17 +303,15 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
             n_numbers = NUMBERS_OF_DRAW * n_rows * self.n_draws * table.domain.n_columns
             what = f"n_draws={self.n_draws} with {n_rows} rows in a batch"
             check_memory(what, float(n_numbers), rows.dtype, rows.device)
-        return ConditionalBlueprint(
-            table=table,
-            plan=plan,
+        family = ConditionalFamily(
             rule=self.objective,
             network_config=network_of(self),
-            base=base,
-            base_name=name,
             sigma=sigma,
             n_draws=int(self.n_draws),
             n_steps=int(self.n_steps),
-            seed=seed,
+        )
+        return Recipe(
+            table, plan, base, family, base_name=name, n_guards=N_HELD_OUT, guard_seed=seed
         )
 
     # ---------------------------------------------------------------- likelihoods
@@ -339,14 +341,12 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
 
     def _normalisers(self, c: Tensor, *, upper: bool, least_chains: int = 1) -> LogZGiven:
         """log Z of conditions c (n, dc), in double precision."""
-        blueprint, ais = self._blueprint, self.partition_
-        n_numbers = (
-            NUMBERS_OF_DRAW * ais.n_chains * DRAWS_PER_CHAIN * blueprint.table.domain.n_columns
-        )
+        recipe, ais = self._blueprint, self.partition_
+        n_numbers = NUMBERS_OF_DRAW * ais.n_chains * DRAWS_PER_CHAIN * recipe.table.domain.n_columns
         check_memory(f"n_chains={ais.n_chains}", float(n_numbers), torch.float64)
-        energy = blueprint.scoring_energy(self.energy_)
+        energy = self._scoring_energy()
         ais.set_params(n_chains=max(least_chains, ais.n_chains))
-        settings = Annealing(ais, blueprint.step_size, self.net_.seed_)
+        settings = Annealing(ais, recipe.family.step_size, self.net_.seed_)
         verbose = int(self.verbose)
         return log_z_of_conditions(energy, c.double(), settings, upper=upper, verbose=verbose)
 
@@ -518,7 +518,7 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
         whole_number("n_steps", n_steps, 1)
         check_temperature(temperature)
         c, energy, power = self._conditions(C), self.energy_, 1 / temperature
-        step = self._blueprint.step_size * temperature
+        step = self._blueprint.family.step_size * temperature
         generator, width = self._generator(random_state), energy.target_domain.n_columns + 1
 
         rows = []
