@@ -2,11 +2,12 @@
 
 An estimator delegates to its components. A fit proceeds as follows::
 
-    validated X --Table--> Rows --Blueprint--> EnergyNet (training) --> net_, history_, log Z
+    validated X --Table--> Rows --Recipe--> EnergyNet (training) --> net_, history_, log Z
 
 The :class:`~skebm.estimators.tables.Table` is fitted once and converts columns into rows of the
-energy. The :class:`Blueprint` holds everything that is determined before training, the base and the
-resolved settings; it builds nets and interprets trained ones. Both are stored with the model.
+energy. The :class:`~skebm.estimators.recipe.Recipe` holds everything that is determined before
+training: the table, the base, the plan, and the settings of the family, which builds objectives and
+interprets trained ones. It is stored with the model.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -48,7 +49,7 @@ from skebm._validation import (
     warn,
     warn_of_booleans,
 )
-from skebm.base import LogPartition, Objective, PartitionEstimator, Sampler, torchtools
+from skebm.base import LogPartition, PartitionEstimator, Sampler, torchtools
 from skebm.base import Real as Numbers
 from skebm.base.energy import check_temperature
 from skebm.base.processes import collect_warnings, lock_of
@@ -73,9 +74,8 @@ from skebm.training.distributed import (
     map_over_ranks,
 )
 from skebm.training.mapped import MappedArray, as_mapped, is_large
-from skebm.training.plan import TrainingPlan, check_net_params, stopping_of
+from skebm.training.plan import check_net_params, stopping_of
 from skebm.training.rows import Rows
-from skebm.training.selection import LogRatioOf, is_kept, warn_of_base
 from skebm.training.streams import SourceMixin, Spool, is_stream, spool
 
 if TYPE_CHECKING:
@@ -111,154 +111,6 @@ DENSITY_CONSTRAINTS: dict[str, list[Any]] = JOINT_CONSTRAINTS | {"contamination"
 # ------------------------------------------------------------------------------
 # Parts
 # ------------------------------------------------------------------------------
-
-
-class Blueprint(abc.ABC):
-    """Everything that a fit determines before training: the model, its base and the settings.
-
-    It has no reference to the estimator, and is stored with it so that a loaded model can rebuild
-    its net.
-
-    Attributes
-    ----------
-    table : Table
-    plan : TrainingPlan
-    """
-
-    table: Table
-    plan: TrainingPlan
-
-    @property
-    def checks_base(self) -> bool:
-        return hasattr(self, "base_name")
-
-    @property
-    def family(self) -> Any:
-        """The methods below, as those of a family."""
-        return _AsFamily(self)
-
-    @abc.abstractmethod
-    def objective(self, generator: torch.Generator) -> Objective:
-        """An untrained objective, which holds the energy, on the generator's device."""
-
-    def initialise(self, energy: Any, rows: Rows) -> None:
-        """Set initial parameters that depend on the rows; by default none."""
-        return
-
-    def hold_out(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
-        """Split off rows for monitoring the training; by default none."""
-        return rows, None
-
-    @property
-    def log_ratios(self) -> LogRatioOf | None:
-        """What assesses a model a few times a fit; None if each epoch's monitor does."""
-        return None
-
-    def complete(self, energy: Any, x: Tensor, known: Tensor, generator: torch.Generator) -> Tensor:
-        """Rows with their missing entries drawn anew; by default rows are complete."""
-        return x
-
-    def complete_copies(self, rows: Rows, generator: torch.Generator) -> Rows:
-        """Held-out rows, or copies that complete missing entries; by default rows are complete."""
-        return rows
-
-    def deduplicate(self, rows: Rows) -> Rows:
-        """Equivalent rows that are cheaper to train on; by default the same rows."""
-        return rows
-
-    def energy(self, trained: Any) -> Any:
-        """The energy of the model, made from the one that was trained."""
-        return trained
-
-    def scoring_energy(self, energy: Any) -> Any:
-        """The energy in a form whose rounding does not depend on the other rows of a batch."""
-        return energy
-
-    def check_trained(self, net: EnergyNet, rows: Rows) -> None:
-        """Warn if the training history indicates a bad fit; by default nothing."""
-        return
-
-    def after_training(self, net: EnergyNet, rows: Rows) -> Self:
-        """The blueprint with what is known only after training; by default unchanged."""
-        return self
-
-    def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
-        """Parameters that were `asked` for and that these settings do not use, with the reasons.
-
-        By default these are the parameters that `net_params` override.
-        """
-        net = asked.get("net_params") or {}
-        ours = {"learning_rate": "lr", "batch_size": "batch_size", "n_iter": "max_epochs"}
-        return {
-            name: f"net_params={{{theirs!r}: ...}} takes its place"
-            for name, theirs in ours.items()
-            if name in asked and theirs in net
-        }
-
-
-class _AsFamily:
-    """A blueprint with the methods of a `Family`."""
-
-    def __init__(self, blueprint: Any):
-        self.blueprint = blueprint
-
-    def log_ratios(self, recipe: Any) -> Any:
-        return recipe.log_ratios
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self.blueprint, name)
-        return (lambda recipe, *args: value(*args)) if callable(value) else value
-
-
-class GuardedBlueprint(Blueprint):
-    """Of a model that is its base where held-out rows gain too little by training."""
-
-    # What is the base then, in a warning; and whether it is the base, too, where no rows judge.
-    of_what: ClassVar[str] = "The model"
-    needs_validation_rows: ClassVar[bool] = False
-
-    def after_training(self, net: EnergyNet, rows: Rows) -> Self:
-        """The settings of the trained model, or of its base where held-out rows gain too little.
-
-        Training that goes on from an earlier fit keeps what it has, and so does that of a stream.
-        """
-        validated = net.streaming or net.validation is not None
-        unjudged = (net.held_out_ is None and not validated) or not len(net.history)
-        if unjudged and self.needs_validation_rows:
-            return self.base_alone(net, rows)
-        found = net.guard_.final_gain
-        if validated or net.n_before_ or net.held_out_ is None or found is None:
-            return self
-        more = self.gain_of_all_rows(rows)
-        if is_kept(found, more):
-            return self
-        if not self.has_warned_of_gain(net, rows):
-            warn_of_base(found, more, self.of_what)
-        return self.base_alone(net, rows)
-
-    @abc.abstractmethod
-    def base_alone(self, net: EnergyNet, rows: Rows) -> Self:
-        """The settings of the base as a model, to which the net is set."""
-
-    def gain_of_all_rows(self, rows: Rows) -> float:
-        """Nats of a new row that a base gains if it is fitted to the rows that guard as well."""
-        return 0.0
-
-    def has_warned_of_gain(self, net: EnergyNet, rows: Rows) -> bool:
-        """Whether warnings of the training say already that held-out rows gained little."""
-        return bool(net.note_)
-
-
-class JointBlueprint(Blueprint):
-    """Of a model with one log Z for all rows."""
-
-    @abc.abstractmethod
-    def partition_input(self, name: str, energy: Any, net: EnergyNet, reference: Tensor) -> Any:
-        """Input of an estimate of log Z: ``"base"``, ``"sampler"`` or ``"x"``, rows by origin."""
-
-    @abc.abstractmethod
-    def proper_score(self, rows: Rows, energy: Any) -> Tensor:
-        """Proper scoring rule that needs no log Z, (n,), higher is better."""
 
 
 class LogZ:
@@ -446,7 +298,7 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
     @abc.abstractmethod
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
-    ) -> Blueprint | Recipe[Any]:
+    ) -> Recipe[Any]:
         """Resolve all settings of training on `rows`; `before` is the net to continue from."""
 
     # ---------------------------------------------------------------- parameters

@@ -533,7 +533,7 @@ class DeepBeliefNetwork(
 
     def _gains(self, rows: Rows) -> np.ndarray:
         """What the RBMs above the first add to the log-likelihood of rows, less log Z, (n,)."""
-        energies = [rbm._blueprint.scoring_energy(rbm.energy_) for rbm in self.rbms_]
+        energies = [rbm._scoring_energy() for rbm in self.rbms_]
         if self.bound_kind_ == "exact":
             with torch.no_grad():
                 plain = [rbm.energy_ for rbm in self.rbms_]

@@ -31,7 +31,7 @@ from skebm.estimators.base import (
     raises_interrupt,
 )
 from skebm.estimators.classifiers import class_indices
-from skebm.estimators.rbm.class_blueprint import weight_of_rows
+from skebm.estimators.rbm.class_family import weight_of_rows
 from skebm.estimators.recipe import Recipe
 from skebm.estimators.sequences.family import (
     FEWEST_FRAMES,

@@ -497,7 +497,7 @@ def test_collapsing_columns_are_held_with_a_warning_that_names_them():
     energy = model.energy_
     with torch.no_grad():  # as after more steps than a test can take
         energy.weight[0] = torch.tensor([0.0, 0.0, 101.0])
-    message = model._blueprint.units.narrow(energy, model._blueprint.table)
+    message = model._blueprint.family.units.narrow(energy, model._blueprint.table)
     assert "'x2'" in message
     assert "hidden units [0]" in message
     assert "Drop them" in message

@@ -289,7 +289,8 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
             sigma = noise_of(self.sigma, rows, table) if denoises else None
         else:
             last = self._blueprint
-            base, name, seed = last.base, last.base_name, last.guard_seed
+            assert last.guard_seed is not None
+            base, name, seed = last.base, str(last.base_name), last.guard_seed
             rule, sigma = last.family.rule, last.family.sigma
             if self.objective != rule or self.base not in ("auto", name):
                 raise ValueError(
@@ -568,4 +569,4 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
     def base_name_(self) -> str:
         """Kind of the base: "linear", "residuals" or "mixture"."""
         check_is_fitted(self)
-        return self._blueprint.base_name
+        return str(self._blueprint.base_name)
