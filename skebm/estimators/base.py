@@ -49,7 +49,7 @@ from skebm._validation import (
     warn,
     warn_of_booleans,
 )
-from skebm.base import LogPartition, PartitionEstimator, Sampler, torchtools
+from skebm.base import Binary, Domain, LogPartition, PartitionEstimator, Sampler, torchtools
 from skebm.base import Real as Numbers
 from skebm.base.energy import check_temperature
 from skebm.base.processes import collect_warnings, lock_of
@@ -280,7 +280,7 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
 
     net_: EnergyNet
     net_params: dict[str, Any] | None
-    _blueprint: Any
+    _recipe: Any
     _log_z: LogZ
     _first_parameters: dict[str, Any]  # parameters of the first fit that later ones keep
     _reference: np.ndarray  # training rows in the units of the energy
@@ -369,7 +369,7 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
         merged = (X, y, weight)
         if not streaming and isinstance(X, np.ndarray):
             merged = distinct_pairs(X, y, weight)
-        table = self._blueprint.table if go_on else self._learn_table(merged[0], merged[2])
+        table = self._recipe.table if go_on else self._learn_table(merged[0], merged[2])
         if table.copies_are_one:
             X, y, weight = merged
         if not go_on and isinstance(table.domain, Numbers):
@@ -386,7 +386,7 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
             net, train = self._start(rows, table, net, streaming=streaming)
         else:
             net = net.copy()
-        net.completion_ = functools.partial(self._blueprint.family.complete, self._blueprint)
+        net.completion_ = functools.partial(self._recipe.family.complete, self._recipe)
         try:
             self.net_ = net.partial_fit(train)
         except DivergenceError as error:
@@ -395,7 +395,7 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
             net.raise_interrupt("partial_fit was interrupted; the model is as it was before.")
         net.report()
         self._finalise(rows)
-        self._blueprint = self._blueprint.after_training(net, rows)
+        self._recipe = self._recipe.after_training(net, rows)
         return rows
 
     def _without_gross_rows(
@@ -433,25 +433,25 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
         if fraction is not None:
             train, validation = _hold_out(rows, fraction, generator)
         # What is fitted before training, or chosen, is by a sample of the rows of a file.
-        blueprint = self._design(train.subsample(seed), table, before, streaming=streaming)
-        warn_without_effect(blueprint.without_effect(non_default_parameters(self)))
-        family = blueprint.family
-        net = blueprint.plan.net(
-            family.objective(blueprint, generator),
+        recipe = self._design(train.subsample(seed), table, before, streaming=streaming)
+        warn_without_effect(recipe.without_effect(non_default_parameters(self)))
+        family = recipe.family
+        net = recipe.plan.net(
+            family.objective(recipe, generator),
             generator,
             streaming=streaming,
             validation=validation,
             net_params=self.net_params,
         ).initialize()
         if validation is None and not streaming:
-            train, held_out = family.hold_out(blueprint, train, generator)
-            net.hold_out(held_out, family.log_ratios(blueprint))
+            train, held_out = family.hold_out(recipe, train, generator)
+            net.hold_out(held_out, family.log_ratios(recipe))
         if before is None:
-            family.initialise(blueprint, net.module_.energy, train)
+            family.initialise(recipe, net.module_.energy, train)
         else:
             net.load_state(before)
-        self._blueprint = blueprint
-        return net, family.deduplicate(blueprint, train)
+        self._recipe = recipe
+        return net, family.deduplicate(recipe, train)
 
     def _finalise(self, rows: Rows) -> None:
         """Set the fitted attributes besides the weights."""
@@ -461,7 +461,7 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
         precision = torch.float64 if rows.is_mapped else torch.float32
         keep = torch.linspace(0, len(rows) - 1, n_reference, dtype=precision).long()
         self._reference = rows.take(keep.to(rows.device)).cpu().numpy()
-        self._blueprint.family.check_trained(self._blueprint, self.net_, rows)
+        self._recipe.family.check_trained(self._recipe, self.net_, rows)
 
     def __sklearn_is_fitted__(self) -> bool:
         return "net_" in self.__dict__
@@ -504,7 +504,7 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
     def _rows_of(self, X: Any) -> Rows:
         """Rows of validated X with the device and precision of the energy."""
         like = next(self.energy_.parameters())
-        found: Rows = self._blueprint.table.rows(X, device=like.device, dtype=like.dtype)
+        found: Rows = self._recipe.table.rows(X, device=like.device, dtype=like.dtype)
         return found
 
     def _of_rows(self, X: Any, function: Callable[[Rows], np.ndarray]) -> np.ndarray:
@@ -513,18 +513,18 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
 
     @property
     def _energy_of_net(self) -> Any:
-        """The energy that was trained, of which the blueprint makes that of the model."""
+        """The energy that was trained, of which the recipe makes that of the model."""
         return self.net_.module_.energy.eval()
 
     @property
     def energy_(self) -> Any:
         """The trained energy as a torch module in ``eval`` mode, in its own units."""
-        return self._blueprint.family.energy(self._blueprint, self._energy_of_net)
+        return self._recipe.family.energy(self._recipe, self._energy_of_net)
 
     def _scoring_energy(self, energy: Any = None) -> Any:
         """An energy, by default the model's, whose rounding depends on no other rows of a batch."""
         energy = self.energy_ if energy is None else energy
-        return self._blueprint.family.scoring_energy(self._blueprint, energy)
+        return self._recipe.family.scoring_energy(self._recipe, energy)
 
     def _parameter_array(self, name: str) -> np.ndarray:
         """A parameter of the trained energy as a read-only array."""
@@ -541,7 +541,7 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
 
     def _energies(self, rows: Rows, *, likely: bool = False) -> np.ndarray:
         """Energies of rows in the units of the data, (n,); `likely` if used as likelihoods."""
-        table: Table = self._blueprint.table
+        table: Table = self._recipe.table
         return table.energies(functools.partial(self._map, rows), likely=likely)
 
     def _generator(self, random_state: Any) -> torch.Generator:
@@ -574,8 +574,8 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
                 UserWarning,
             )
         generator = torch.Generator(self._available_device())
-        net = self._blueprint.plan.net(
-            self._blueprint.family.objective(self._blueprint, generator),
+        net = self._recipe.plan.net(
+            self._recipe.family.objective(self._recipe, generator),
             generator,
             streaming=packed["streaming"],
             net_params=self.net_params,
@@ -673,6 +673,11 @@ def annealing_starts(net: EnergyNet, data: Tensor) -> dict[str, Tensor]:
     return starts if chain is None else starts | {"training chains": at_least_two(chain)}
 
 
+def states_near(x: Tensor, domain: Domain) -> Tensor:
+    """Rows whose probabilities of bits are rounded, if there are no other columns."""
+    return (x > 0.5).to(x.dtype) if isinstance(domain, Binary) else x
+
+
 def at_least_two(x: Tensor) -> Tensor:
     """The rows, or a single row twice: reverse annealing needs two for a standard error."""
     return x if len(x) > 1 else x.expand(2, -1)
@@ -738,7 +743,7 @@ class FeaturesMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, OfModel):
 
     @property
     def _n_features_out(self) -> int:
-        return int(self._blueprint.family.n_hidden)
+        return int(self._recipe.family.n_hidden)
 
 
 class PartitionMixin(OfModel):
@@ -784,9 +789,7 @@ class PartitionMixin(OfModel):
 
     def _proper_scores(self, rows: Rows) -> Tensor:
         """Proper scoring rule of rows that needs no log Z, (n,), higher is better."""
-        found: Tensor = self._blueprint.family.proper_score(
-            self._blueprint, rows, self._scoring_energy()
-        )
+        found: Tensor = self._recipe.family.proper_score(self._recipe, rows, self._scoring_energy())
         return found
 
     def _check_draws(self, n_samples: int, n_steps: int, temperature: float) -> None:
@@ -802,7 +805,7 @@ class PartitionMixin(OfModel):
 
     def _partition_inputs(self, names: Iterable[str] = ("base", "sampler", "x")) -> dict[str, Any]:
         """Arguments of an estimate of log Z: those in `names`, and the generator."""
-        energy, recipe = self.energy_, self._blueprint
+        energy, recipe = self.energy_, self._recipe
         like = next(energy.parameters())
         rows = torch.as_tensor(self._reference, dtype=like.dtype, device=like.device)
         found = {

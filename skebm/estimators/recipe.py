@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
 
 F = TypeVar("F", bound="Family")
+G = TypeVar("G", bound="Family")
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,10 @@ class Recipe(Generic[F]):
     def with_settings(self, **settings: Any) -> Self:
         """The same with other settings of the family."""
         return replace(self, family=replace(self.family, **settings))  # type: ignore[type-var]
+
+    def of_family(self, family: G) -> Recipe[G]:
+        """The same of another family, of which this one is a part."""
+        return replace(self, family=family)  # type: ignore[arg-type, return-value]
 
     def with_epochs(self, n_iter: int) -> Self:
         """The same with another number of epochs."""
@@ -145,8 +150,8 @@ class Family(abc.ABC):
     # base, too, where no rows judge.
     of_what: ClassVar[str] = "The model"
     needs_validation_rows: ClassVar[bool] = False
-    # Whether the estimator checks that the base of a fit stays that of the one before.
-    checks_base: ClassVar[bool] = False
+    # Whether the estimator itself checks that a base stays, and takes its name for "auto".
+    checks_base: ClassVar[bool] = True
 
     # ---------------------------------------------------------------- before training
 

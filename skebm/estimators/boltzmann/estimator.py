@@ -29,6 +29,7 @@ from skebm.estimators.base import (
     CategoriesMixin,
     assign_parameters,
     chain_rows,
+    states_near,
 )
 from skebm.estimators.boltzmann.errors import CouplingErrors, as_errors, covariance
 from skebm.estimators.boltzmann.family import (
@@ -44,7 +45,6 @@ from skebm.estimators.boltzmann.family import (
     independent,
     line_search_plan,
     nearest_start,
-    states_of,
     unseen_states,
     warn_of_unseen,
     with_l1,
@@ -231,7 +231,7 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
         "optimizer": lambda value, names: AdamW(),
         "early_stopping": lambda value, names: EarlyStopping(),
     }
-    _blueprint: BoltzmannRecipe
+    _recipe: BoltzmannRecipe
     path_: PathResult
 
     def __init__(
@@ -295,7 +295,7 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
         plan = self._plan(learning, rows, streaming=streaming)
         l1, l2 = self._penalties(learning, table.block(SpinBlock) is not None)
         if before is not None:
-            last, base = self._blueprint.family, self._blueprint.base
+            last, base = self._recipe.family, self._recipe.base
             unseen, start, edges = last.unseen, last.start, last.edges
             if not hasattr(self, "path_"):
                 check_same_edges(edges, self._edge_mask(table, unseen))
@@ -477,12 +477,12 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
         """
         self._check_draws(n_samples, n_steps, temperature)
         drawn = self._draw(n_samples, self._generator(random_state), n_steps, temperature)
-        return self._blueprint.table.invert(drawn)
+        return self._recipe.table.invert(drawn)
 
     def _draw(
         self, n: int, generator: torch.Generator, n_steps: int, temperature: float = 1.0
     ) -> Tensor:
-        energy, family = self.energy_ / temperature, self._blueprint.family
+        energy, family = self.energy_ / temperature, self._recipe.family
         with torch.no_grad():
             if cost_of_sum(energy.domain) <= CHEAP_COST:
                 return exact_draws(energy, n, generator)
@@ -492,7 +492,7 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
                 start = energy.domain.uniform(n, generator, dtype=like.dtype).to(like.device)
             elif start is None:
                 start = torch.as_tensor(self._reference).to(energy.bias)
-                start = states_of(start, energy.domain)
+                start = states_near(start, energy.domain)
             blocks = []
             for done in range(0, n, BLOCK):
                 size = (min(BLOCK, n - done),)
@@ -531,11 +531,11 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
             known = ~x.isnan()
             guess = energy.domain.uniform(len(x), generator, dtype=x.dtype).to(x.device)
             clamp = Clamp(known, torch.nan_to_num(x))
-            state, _ = self._blueprint.family.model_sampler.run(
+            state, _ = self._recipe.family.model_sampler.run(
                 energy, clamp.apply(guess), n_steps, generator, clamp=clamp
             )
             blocks.append(state.x.cpu())
-        return self._blueprint.table.with_imputations(X, torch.cat(blocks))
+        return self._recipe.table.with_imputations(X, torch.cat(blocks))
 
     def standard_errors(self, X: Any, sample_weight: Any = None) -> CouplingErrors:
         r"""Asymptotic standard errors of couplings and fields, without regard to penalties.
@@ -587,7 +587,7 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
         X = self._validate(X)
         weight = check_weight(sample_weight, X)
         like = self.energy_.bias
-        found: Rows = self._blueprint.table.rows(
+        found: Rows = self._recipe.table.rows(
             X, device=like.device, dtype=like.dtype, weight=weight
         )
         return found
@@ -609,7 +609,7 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
 
     def _entry_order(self) -> list[int]:
         """Entries of rows of the energy in the order of the columns of X."""
-        table = self._blueprint.table
+        table = self._recipe.table
         order, widths = columns_in_order(table), table.groups
         first = dict(zip(order, np.cumsum([0, *widths[:-1]]).tolist(), strict=True))
         width = dict(zip(order, widths, strict=True))
@@ -678,16 +678,16 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
     @property
     def learning_(self) -> str:
         """Learning rule in use."""
-        return self._blueprint.family.learning
+        return self._recipe.family.learning
 
     @property
     def learning_reason_(self) -> str:
         """Why it is the rule."""
-        return self._blueprint.family.reason
+        return self._recipe.family.reason
 
     @property
     def _has_spins(self) -> bool:
-        return self._blueprint.table.block(SpinBlock) is not None
+        return self._recipe.table.block(SpinBlock) is not None
 
     @property
     def coding_(self) -> str:
@@ -698,15 +698,15 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
     def l1_(self) -> float:
         """Penalty of absolute couplings in the last training."""
         check_is_fitted(self)
-        return self._blueprint.family.l1 * (4.0 if self._has_spins else 1.0)
+        return self._recipe.family.l1 * (4.0 if self._has_spins else 1.0)
 
     @property
     def l2_(self) -> float:
         """Penalty of squared couplings in the last training."""
         check_is_fitted(self)
-        return self._blueprint.family.l2 * (16.0 if self._has_spins else 1.0)
+        return self._recipe.family.l2 * (16.0 if self._has_spins else 1.0)
 
     @property
     def sampler_(self) -> Sampler:
         """Sampler of rows."""
-        return self._blueprint.family.model_sampler
+        return self._recipe.family.model_sampler

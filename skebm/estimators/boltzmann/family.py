@@ -26,7 +26,7 @@ from skebm.distributions import (
 from skebm.energies import BoltzmannMachine
 from skebm.energies.pairwise import same_column
 from skebm.energies.path import unary_fields
-from skebm.estimators.base import annealing_starts, at_least_two
+from skebm.estimators.base import annealing_starts, at_least_two, states_near
 from skebm.estimators.recipe import Family, JointModel, Recipe
 from skebm.estimators.tables.table import Table
 from skebm.objectives import (
@@ -126,7 +126,7 @@ class BoltzmannFamily(Family, JointModel):
             return self.start.to(reference.device, reference.dtype)
         if name == "sampler":
             return self.model_sampler.kernel
-        data = states_of(reference, energy.domain)
+        data = states_near(reference, energy.domain)
         return (
             annealing_starts(net, data) if self.learning == "pcd" else {"data": at_least_two(data)}
         )
@@ -216,11 +216,6 @@ def minimise(objective: Any, rows: Rows, l1: float, tol: float = TOLERANCE) -> N
         if stale == PATIENCE:
             return
         last = min(last, value)
-
-
-def states_of(x: Tensor, domain: Any) -> Tensor:
-    """Rows whose probabilities of bits are rounded."""
-    return (x > 0.5).to(x.dtype) if isinstance(domain, Binary) else x
 
 
 def with_l1(plan: TrainingPlan, l1: float) -> TrainingPlan:

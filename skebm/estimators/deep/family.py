@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from sklearn.base import clone
@@ -74,7 +74,6 @@ class DeepFamily(Family, JointModel):
     mean_field: MeanField
     pretraining: str | None
     seed: int
-    checks_base: ClassVar[bool] = True
 
     @property
     def chains(self) -> GibbsChains:
@@ -193,7 +192,7 @@ class DeepFamily(Family, JointModel):
         self, recipe: DeepRecipe, name: str, energy: Any, net: EnergyNet, reference: Tensor
     ) -> Any:
         if name != "x":
-            return self.rbm.partition_input(recipe, name, energy, net, reference)
+            return self.chains.partition_input(name, energy, net, reference)
         x = reference[:, : self.layers.n_visible]
         if isinstance(recipe.table.domain, Binary):
             x = (x > 0.5).to(x)
@@ -291,4 +290,4 @@ def design_deep(
         pretraining="layerwise" if greedy else None,
         seed=seed,
     )
-    return replace(found, family=family)  # type: ignore[arg-type, return-value]
+    return found.of_family(family)

@@ -237,7 +237,7 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
         "optimizer": lambda value, names: SGD(),
         "early_stopping": lambda value, names: EarlyStopping(),
     }
-    _blueprint: DeepRecipe
+    _recipe: DeepRecipe
 
     def __init__(
         self,
@@ -289,7 +289,7 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
         hidden = hidden_entries(table)
         layers = Layers((table.domain.n_columns, *hidden_sizes(self.hidden_layer_sizes)))
         if before is not None:
-            last = self._blueprint
+            last = self._recipe
             check_base_stays(self.base, last.base, last.base_name)
             sizes = last.family.layers.sizes[1:]
             if layers.sizes[1:] != sizes:
@@ -329,7 +329,7 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
 
     def _energies(self, rows: Rows, *, likely: bool = False) -> np.ndarray:
         """Energies of rows of X, with or without hidden entries; of known entries where missing."""
-        rows = hidden_entries(self._blueprint.table).without(rows)
+        rows = hidden_entries(self._recipe.table).without(rows)
         if not rows.has_missing() and rows.known is None:
             return super()._energies(rows, likely=likely)
         x = rows.block(0, len(rows))
@@ -346,7 +346,7 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
 
     def _of_known(self, x: Tensor, known: Tensor) -> np.ndarray:
         """Energies of the known entries of rows, by annealing unless there are few states."""
-        energy, table = self.energy_, self._blueprint.table
+        energy, table = self.energy_, self._recipe.table
         generator = torch.Generator(x.device).manual_seed(self.net_.seed_)
         row, mask = self._beside(x, known)
         sums = log_sums(energy, energy.base, row, mask, table.groups, generator)
@@ -358,7 +358,7 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
 
     def _beside(self, x: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
         """Rows of the energy whose hidden units are missing, with what is known of them."""
-        n_beside = self._blueprint.family.layers.n_beside
+        n_beside = self._recipe.family.layers.n_beside
         row = nn.functional.pad(torch.where(known, x, torch.nan), (0, n_beside), value=torch.nan)
         return row, nn.functional.pad(known, (0, n_beside), value=False)
 
@@ -419,12 +419,12 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
         """
         rows = self._complete_rows(X, "posterior_means")
         found = self._map(rows, lambda energy, x: energy.means(x)).numpy()
-        settings, sizes = self._blueprint.family.mean_field, self.layer_sizes_[1:]
+        settings, sizes = self._recipe.family.mean_field, self.layer_sizes_[1:]
         residual, ends = found[:, -2], np.cumsum(sizes)
         warn_unless_converged(torch.as_tensor(residual), settings)
         return PosteriorMeans(
             np.split(found[:, : ends[-1]], ends[:-1], axis=1),
-            found[:, -3] - self._blueprint.table.log_volume,
+            found[:, -3] - self._recipe.table.log_volume,
             residual,
             found[:, -1].astype(int),
             residual <= settings.tol,
@@ -459,7 +459,7 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
 
     def _means_of_known(self, x: Tensor, known: Tensor) -> Tensor:
         """Means of all hidden layers given the known entries of rows, side by side."""
-        energy, layers = self.energy_, self._blueprint.family.layers
+        energy, layers = self.energy_, self._recipe.family.layers
         generator = torch.Generator(x.device).manual_seed(self.net_.seed_)
         row, mask = self._beside(x, known)
         between, whole = hidden_means(energy, energy.base, row, mask, N_MEAN_STEPS, generator)
@@ -510,8 +510,8 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
         check_is_fitted(self)
         if n_outputs is not None:
             whole_number("n_outputs", n_outputs, 1)
-        first, *others = recognition_maps(self.energy_, self._blueprint.family.layers)
-        return sigmoid_network([first.on_columns(self._blueprint.table), *others], n_outputs)
+        first, *others = recognition_maps(self.energy_, self._recipe.family.layers)
+        return sigmoid_network([first.on_columns(self._recipe.table), *others], n_outputs)
 
     # ---------------------------------------------------------------- fitted attributes
 
@@ -525,25 +525,25 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
     def weights_(self) -> list[np.ndarray]:
         """W_l of the layers from below, (n_units, n_units_below)."""
         check_is_fitted(self)
-        return self._arrays(self._blueprint.family.layers.weights(self.energy_))
+        return self._arrays(self._recipe.family.layers.weights(self.energy_))
 
     @property
     def intercepts_(self) -> list[np.ndarray]:
         """Biases of all layers, that of x first."""
         check_is_fitted(self)
-        return self._arrays(self._blueprint.family.layers.biases(self.energy_))
+        return self._arrays(self._recipe.family.layers.biases(self.energy_))
 
     @property
     def layer_sizes_(self) -> tuple[int, ...]:
         """Entries of x and numbers of units of the hidden layers."""
         check_is_fitted(self)
-        return self._blueprint.family.layers.sizes
+        return self._recipe.family.layers.sizes
 
     @property
     def bound_kind_(self) -> str:
         """``"exact"`` where hidden layers are summed out, else ``"lower"``."""
         check_is_fitted(self)
-        return "exact" if enumerates_hidden(self._blueprint.family.layers) else "lower"
+        return "exact" if enumerates_hidden(self._recipe.family.layers) else "lower"
 
 
 def hidden_sizes(asked: Any) -> tuple[int, ...]:

@@ -172,7 +172,7 @@ class NeuralDensity(NeuralMixin, BaseDensity):
     # their names of parameters that have other ones here or in the objective.
     _kind: ClassVar[type[NeuralObjective] | None] = None
     _names: ClassVar[dict[str, str]] = {}
-    _blueprint: NeuralRecipe
+    _recipe: NeuralRecipe
     _first_objective: NeuralObjective
     _coding: Coding | None
 
@@ -294,7 +294,7 @@ class NeuralDensity(NeuralMixin, BaseDensity):
             known, (bases, noise) = None, objective.fit_bases(self, base, rows, table)
         else:
             objective.check_goes_on(self._first_objective)
-            last, bases = self._blueprint.family, self._blueprint.base
+            last, bases = self._recipe.family, self._recipe.base
             known, noise = last.rule, last.noise
         plan = neural_plan(
             self,

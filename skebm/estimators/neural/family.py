@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -255,6 +255,7 @@ class NeuralFamily(Family, JointModel):
     rule: Rule
     network_config: Any
     noise: np.ndarray | None
+    checks_base: ClassVar[bool] = False
 
     # ---------------------------------------------------------------- building
 
@@ -263,7 +264,7 @@ class NeuralFamily(Family, JointModel):
         sigma = self.sigma
         like = next(energy.parameters())
         found = self.rule.objective(energy, None if sigma is None else sigma.to(like))
-        if recipe.base.takes_noise_off:
+        if takes_noise_off(recipe):
             clean: Any = recipe.base.clean
             base = clean.to(like.device, like.dtype)
             found.clean_monitor = LogPartitionMonitor(base, energy.domain)
@@ -325,7 +326,7 @@ class NeuralFamily(Family, JointModel):
     def energy(self, recipe: NeuralRecipe, trained: NeuralEnergy) -> NeuralEnergy:
         """The energy of the model: of noisy rows, or of clean ones if it is deconvolved."""
         noisy = self.noisy_energy(recipe, trained)
-        if not recipe.base.takes_noise_off:
+        if not takes_noise_off(recipe):
             return noisy
         like = next(trained.parameters())
         clean = recipe.base.clean.to(like.device, like.dtype)
@@ -352,7 +353,7 @@ class NeuralFamily(Family, JointModel):
                 found["deconvolve"] = "without a base there is none to take the noise off"
             elif self.noise is None:
                 found["deconvolve"] = "training has no single level of noise"
-            elif not (base.has_convolved or recipe.base.takes_noise_off):
+            elif not (base.has_convolved or takes_noise_off(recipe)):
                 found["deconvolve"] = f"{type(base).__name__} has no closed form without the noise"
         settings = getattr(self.rule, "settings", None)
         if getattr(settings, "sigma_anneal", 1) != 1 and self.noise is None:
@@ -391,6 +392,11 @@ class NeuralFamily(Family, JointModel):
 
 
 NeuralRecipe: TypeAlias = Recipe[NeuralFamily]
+
+
+def takes_noise_off(recipe: NeuralRecipe) -> bool:
+    """Whether the trained model has another base than the energy in training."""
+    return recipe.base.clean is not recipe.base.noisy
 
 
 def derivatives(
@@ -545,7 +551,7 @@ def validation_options(estimator: Any, domain: Any, *, reset: bool) -> dict[str,
     if reset:
         sparse = domain == "auto" or asks_for_bits(domain)
     else:
-        sparse = isinstance(estimator._blueprint.table.domain, Binary)
+        sparse = isinstance(estimator._recipe.table.domain, Binary)
     images = not isinstance(estimator.network, MLP | None)
     return {"allow_nd": images, "accept_sparse": "csr" if sparse else False}
 

@@ -44,6 +44,7 @@ from skebm.estimators.neural.family import (
     policy_for,
     policy_with_chains,
     sampler_of,
+    takes_noise_off,
     validation_options,
 )
 from skebm.estimators.neural.model import NeuralMixin
@@ -191,7 +192,7 @@ class JointRule(ChainRule):
         if self.settings.power != "auto" or net.streaming:
             return self
         energy = recipe.family.energy(recipe, net.module_.energy.eval())
-        noise = None if recipe.base.takes_noise_off else recipe.family.sigma
+        noise = None if takes_noise_off(recipe) else recipe.family.sigma
         return replace(self, power=choose_power(noise, energy, rows, net.validation))
 
     def network(self, config: Any, spec: Spec) -> nn.Module:
@@ -423,7 +424,7 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
             kind: dict[str, Any] = {"deconvolve": asked.deconvolve, "stacks": "mixtures"}
             bases, noise = fit_any_bases(self, self.base, rows, table, **kind)
         else:
-            bases, noise = self._blueprint.base, self._blueprint.family.noise
+            bases, noise = self._recipe.base, self._recipe.family.noise
         plan = neural_plan(self, rows.n_table, streaming=streaming, most_passes=MOST_PASSES)
         rule = JointRule(
             sampler_of(self, table.domain),
@@ -446,7 +447,7 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
     def power_(self) -> float:
         """The power of the sum over classes in p(x)."""
         check_is_fitted(self)
-        rule: Any = self._blueprint.family.rule
+        rule: Any = self._recipe.family.rule
         return float(rule.power)
 
     # ---------------------------------------------------------------- classes
@@ -472,7 +473,7 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
     def _logits_of(self, rows: Rows) -> np.ndarray:
         found = self._map(rows, logits_of).double()
         found = found - (1 - self.power_) * found.logsumexp(1, keepdim=True)
-        return self._blueprint.table.check_finite(found.numpy(), rows, "the logits")
+        return self._recipe.table.check_finite(found.numpy(), rows, "the logits")
 
     # ---------------------------------------------------------------- density
 
@@ -529,14 +530,14 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
             energy, chains = self._energy_of_class(int(code))
             chains = chains_at_temperature(chains, energy, temperature)
             drawn = draw_by_chains(energy, chains, max(n, LEAST_CHAINS), generator, n_steps)
-            found[here] = self._blueprint.table.invert(drawn[:n])
+            found[here] = self._recipe.table.invert(drawn[:n])
         return found
 
     def _energy_of_class(self, code: int) -> tuple[NeuralEnergy, Chains]:
         """The energy of p(x | y), and chains that start at rows weighted by their p(y | x)."""
         energy = self.energy_
         network: Any = energy.network
-        shape = self._blueprint.table.image_shape
+        shape = self._recipe.table.image_shape
         given = NeuralEnergy(network.given(code), energy.domain, energy.base, image_shape=shape)
         given = given.eval()
 

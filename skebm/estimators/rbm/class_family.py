@@ -6,16 +6,16 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from sklearn.base import clone
 from torch import Tensor
 
-from skebm.base import Binary, sampling
+from skebm.base import sampling
 from skebm.distributions import Distribution
 from skebm.energies import ClassRBM, MixedRBM
-from skebm.estimators.base import annealing_starts, at_least_two, fraction_of_early_stopping
+from skebm.estimators.base import at_least_two, fraction_of_early_stopping, states_near
 from skebm.estimators.rbm.family import GibbsChains
 from skebm.estimators.rbm.hidden import HIDDEN_BIAS
 from skebm.estimators.rbm.safety import N_HELD_OUT, rbm_log_ratios
@@ -89,7 +89,6 @@ class ClassFamily(Family, JointModel):
     centering: Centering | None
     penalty: Penalty | None
     p_is_base: bool = False
-    checks_base: ClassVar[bool] = True
 
     def objective(self, recipe: ClassRecipe, generator: torch.Generator) -> ClassLikelihood:
         dtype = recipe.plan.torch_dtype
@@ -200,13 +199,10 @@ class ClassFamily(Family, JointModel):
     def partition_input(
         self, recipe: ClassRecipe, name: str, energy: Any, net: EnergyNet, reference: Tensor
     ) -> Any:
-        if name == "base":
-            return energy.base
-        if name == "sampler":
-            return self.chains.layer_sampler.kernel
-        bits = isinstance(recipe.table.domain, Binary)
-        data = (reference > 0.5).to(reference.dtype) if bits else reference
-        return {"data": at_least_two(data)} if self.p_is_base else annealing_starts(net, data)
+        data = states_near(reference, recipe.table.domain)
+        if name == "x" and self.p_is_base:
+            return {"data": at_least_two(data)}
+        return self.chains.partition_input(name, energy, net, data)
 
 
 ClassRecipe: TypeAlias = Recipe[ClassFamily]

@@ -219,7 +219,7 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
         "optimizer": lambda value, names: SGD(),
         "early_stopping": lambda value, names: EarlyStopping(),
     }
-    _blueprint: ClassRecipe
+    _recipe: ClassRecipe
     _density_alone = "RBMEstimator"
 
     def __init__(
@@ -270,7 +270,7 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
             base = fit_table_base(self.base, rows, table)
             name = self.base if isinstance(self.base, str) else None
         else:
-            base, name = self._blueprint.base, self._blueprint.base_name
+            base, name = self._recipe.base, self._recipe.base_name
             check_base_stays(self.base, base, name)
         all_bits = all(isinstance(part, Binary) for part in parts_of(table.domain))
         plan = class_plan(self, weight, rows, all_bits=all_bits, streaming=streaming)
@@ -400,7 +400,7 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
             In the units of the data.
         """
         self._check_draws(n_samples, n_steps, temperature)
-        generator, table = self._generator(random_state), self._blueprint.table
+        generator, table = self._generator(random_state), self._recipe.table
         how: dict[str, Any] = {"n_steps": n_steps, "temperature": temperature}
         if y is None:
             return table.invert(self._draw(n_samples, generator, **how))
@@ -428,7 +428,7 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
         how: dict[str, Any] = {"n_steps": n_steps, "temperature": temperature}
         rbm = self._energy_of_net.given(code)
         return draw_visible(
-            rbm, self._blueprint.family.chains.layer_sampler, starts, n, generator, **how
+            rbm, self._recipe.family.chains.layer_sampler, starts, n, generator, **how
         )
 
     @torch.no_grad()
@@ -463,13 +463,13 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
     def density_(self) -> str:
         """What p(x) is, the model or the base."""
         check_is_fitted(self)
-        return "base" if self._blueprint.family.p_is_base else "model"
+        return "base" if self._recipe.family.p_is_base else "model"
 
     @property
     def generative_weight_(self) -> float:
         """Weight of -log p(x) in training."""
         check_is_fitted(self)
-        return self._blueprint.family.generative_weight
+        return self._recipe.family.generative_weight
 
     @property
     def components_(self) -> np.ndarray:

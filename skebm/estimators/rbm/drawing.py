@@ -79,13 +79,13 @@ def draw_visible(
 class LayersMixin(FeaturesMixin, CategoriesMixin, PartitionMixin):
     """What models with layers of hidden units share, whose rows are drawn by Gibbs sampling."""
 
-    _blueprint: Recipe[Any]
+    _recipe: Recipe[Any]
 
     def _draw(
         self, n: int, generator: torch.Generator, n_steps: int = 1000, temperature: float = 1.0
     ) -> Tensor:
         """Rows of the model at a temperature, exact if the states can be enumerated."""
-        sampler, starts = self._blueprint.family.chains.layer_sampler, self._starts()
+        sampler, starts = self._recipe.family.chains.layer_sampler, self._starts()
         how: dict[str, Any] = {"n_steps": n_steps, "temperature": temperature}
         return draw_visible(self.energy_, sampler, starts, n, generator, **how)
 
@@ -117,7 +117,7 @@ class LayersMixin(FeaturesMixin, CategoriesMixin, PartitionMixin):
     def base_(self) -> Distribution:
         """The fitted base of rows."""
         check_is_fitted(self)
-        return self._blueprint.base
+        return self._recipe.base
 
 
 class LayersDensityMixin(LayersMixin):
@@ -167,7 +167,7 @@ class LayersDensityMixin(LayersMixin):
         """
         self._check_draws(n_samples, n_steps, temperature)
         drawn = self._draw(n_samples, self._generator(random_state), n_steps, temperature)
-        return self._blueprint.table.invert(drawn)
+        return self._recipe.table.invert(drawn)
 
     @as_given
     def impute(
@@ -213,7 +213,7 @@ class LayersDensityMixin(LayersMixin):
         X = self._validate(X)
         rows, generator = self._rows_of(X), self._generator(random_state)
         made = [self._completions(rows, generator, how, n_steps) for _ in range(n_draws or 1)]
-        tables = [self._blueprint.table.with_imputations(X, x) for x in made]
+        tables = [self._recipe.table.with_imputations(X, x) for x in made]
         return tables[0] if n_draws is None else tables
 
     def _completions(
@@ -237,7 +237,7 @@ class LayersDensityMixin(LayersMixin):
         if how == "sample":
             guess = energy.base.sample(len(x), generator)
             clamp = Clamp(known, torch.nan_to_num(x))
-            sampler = self._blueprint.family.chains.layer_sampler
+            sampler = self._recipe.family.chains.layer_sampler
             state, _ = sampler.run(energy, guess, n_steps, generator, clamp=clamp)
             return state.x
         _, mean = hidden_means(energy, energy.base, x, known, max(n_steps, 2), generator)
@@ -250,27 +250,27 @@ class LayersDensityMixin(LayersMixin):
     def sampler_(self) -> Sampler:
         """Sampler of the chains."""
         check_is_fitted(self)
-        found: Sampler = self._blueprint.family.chains.training_sampler
+        found: Sampler = self._recipe.family.chains.training_sampler
         return found
 
     @property
     def learning_rate_(self) -> float:
         """Initial learning rate; nan with L-BFGS."""
         check_is_fitted(self)
-        plan = self._blueprint.plan
+        plan = self._recipe.plan
         return float("nan") if plan.searches else plan.learning_rate
 
     @property
     def batch_size_(self) -> int:
         """Rows per step."""
         check_is_fitted(self)
-        return self._blueprint.plan.batch_size
+        return self._recipe.plan.batch_size
 
     @property
     def n_chains_(self) -> int:
         """Number of persistent chains."""
         check_is_fitted(self)
-        chains = self._blueprint.family.chains.policy
+        chains = self._recipe.family.chains.policy
         return int(chains.n_chains or 0) if isinstance(chains, Persistent) else self.batch_size_
 
 

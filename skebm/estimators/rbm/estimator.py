@@ -54,7 +54,7 @@ def _takes_bits(model: RBMEstimator) -> bool:
 
 def _has_bits_only(model: RBMEstimator) -> bool:
     """Whether noise can flip every column; `AttributeError` that says so otherwise."""
-    if model.__sklearn_is_fitted__() and not isinstance(model._blueprint.table.domain, Binary):
+    if model.__sklearn_is_fitted__() and not isinstance(model._recipe.table.domain, Binary):
         raise AttributeError("denoise is for binary columns only, which noise flips.")
     return _takes_bits(model)
 
@@ -348,7 +348,7 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
         "optimizer": lambda value, names: SGD(),
         "early_stopping": lambda value, names: EarlyStopping(),
     }
-    _blueprint: RBMRecipe
+    _recipe: RBMRecipe
 
     def __init__(
         self,
@@ -398,7 +398,7 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
     def _kind(self) -> type[HiddenUnits]:
         """Kind of the hidden units of the model, or of the next one if there is none."""
         fitted = self.__sklearn_is_fitted__()
-        return type(self._blueprint.family.units) if fitted else self._hidden.kind
+        return type(self._recipe.family.units) if fitted else self._hidden.kind
 
     # ---------------------------------------------------------------- hooks of the base class
 
@@ -420,7 +420,7 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
 
     @property
     def _n_features_out(self) -> int:
-        return self._blueprint.family.units.n_features
+        return self._recipe.family.units.n_features
 
     # ---------------------------------------------------------------- energies and likelihoods
 
@@ -475,7 +475,7 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
 
     def _sums_over_missing(self, rows: Rows, known: Tensor, some: Tensor) -> tuple[np.ndarray, ...]:
         """log of the sum of exp(-E) over missing entries of some rows, in the units of the data."""
-        energy, table, index = self.energy_, self._blueprint.table, some.nonzero().ravel()
+        energy, table, index = self.energy_, self._recipe.table, some.nonzero().ravel()
         generator = torch.Generator(known.device).manual_seed(self.net_.seed_)
         found = log_sums(
             energy, energy.base, rows.take(index), known[index], table.groups, generator
@@ -534,7 +534,7 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
         theory".
         """
         check_is_fitted(self)
-        rows, units = self._complete_rows(X, "joint_energy"), self._blueprint.family.units
+        rows, units = self._complete_rows(X, "joint_energy"), self._recipe.family.units
         states = units.states(H, S, len(rows))
         field = self._map(rows, lambda energy, x: energy.hidden_field(x).flatten(1))
         free = self._energies(rows)
@@ -568,7 +568,7 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
 
     def _hidden_means(self, X: Any) -> np.ndarray:
         X = self._validate(X)
-        rows, n, means = self._rows_of(X), self._n_features_out, self._blueprint.family.units.means
+        rows, n, means = self._rows_of(X), self._n_features_out, self._recipe.family.units.means
         found: np.ndarray = self._map(rows, means)[:, :n].numpy().astype(X.dtype, copy=False)
         known = rows.present_entries()
         if known is not None:
@@ -595,7 +595,7 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
         """
         rows = self._complete_rows(X, "reconstruct")
         mean = self._map(rows, lambda energy, x: energy.reconstruct(x))
-        return self._blueprint.table.invert(mean[:, : rows.n_columns])
+        return self._recipe.table.invert(mean[:, : rows.n_columns])
 
     # ---------------------------------------------------------------- rows of the model
 
@@ -614,10 +614,10 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
         """
         rows = self._complete_rows(v, "gibbs")
         generator = self._generator(self.random_state_)
-        state, _ = self._blueprint.family.chains.layer_sampler.kernel.run(
+        state, _ = self._recipe.family.chains.layer_sampler.kernel.run(
             self.energy_, rows.block(0, len(rows)), 1, generator
         )
-        table = self._blueprint.table
+        table = self._recipe.table
         bits = table.block(ProbabilityBlock)
         if bits is None or len(bits.scaling.columns):
             return table.invert(state.x)
@@ -661,7 +661,7 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
             x = rows.block(start, start + BLOCK)
             posterior = Tilted(energy, strength * (2 * x - 1))
             blocks.append(_posterior_mean(posterior, x, n_steps, generator).cpu())
-        return self._blueprint.table.invert(torch.cat(blocks))
+        return self._recipe.table.invert(torch.cat(blocks))
 
     # ---------------------------------------------------------------- fitted attributes
 
@@ -677,7 +677,7 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
     def filters_(self) -> np.ndarray:
         """The direction in which each unit moves rows, in the units of X, (H, n_features)."""
         check_is_fitted(self)
-        return self._blueprint.family.units.filters(self.energy_, self._blueprint.table)
+        return self._recipe.family.units.filters(self.energy_, self._recipe.table)
 
     @property
     def h_samples_(self) -> np.ndarray:
@@ -699,25 +699,25 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
     def base_name_(self) -> str:
         """Name of the base."""
         check_is_fitted(self)
-        return self._blueprint.base_name or "given"
+        return self._recipe.base_name or "given"
 
     @property
     def n_components_(self) -> int:
         """Number of hidden units."""
         check_is_fitted(self)
-        return self._blueprint.family.n_hidden
+        return self._recipe.family.n_hidden
 
     @property
     def base_reason_(self) -> str:
         """Why this base was chosen, and this number of hidden units where rows chose it."""
         check_is_fitted(self)
-        return self._blueprint.base_reason
+        return self._recipe.base_reason
 
     @property
     def scaling_(self) -> MinMax:
         """Columns that were scaled to [0, 1], their minima and ranges."""
         check_is_fitted(self)
-        bits = self._blueprint.table.block(ProbabilityBlock)
+        bits = self._recipe.table.block(ProbabilityBlock)
         if bits is None:
             raise AttributeError("There is no scaling_: real columns are Gaussian units.")
         return bits.scaling
@@ -725,17 +725,17 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
     @property
     def learning_(self) -> str:
         """Learning rule in use."""
-        return self._blueprint.family.learning
+        return self._recipe.family.learning
 
     @property
     def centered_(self) -> bool:
         """Whether the gradient is centred."""
-        return self._blueprint.family.centering is not None
+        return self._recipe.family.centering is not None
 
     @property
     def precondition_(self) -> float:
         """Exponent of the variances by which the gradient is divided."""
-        centering = self._blueprint.family.centering
+        centering = self._recipe.family.centering
         return 0.0 if centering is None else centering.precondition
 
 

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -30,7 +30,12 @@ from skebm.distributions import (
     Distribution,
     IndependentBernoulli,
 )
-from skebm.estimators.base import annealing_starts, draw_seed, fraction_of_early_stopping
+from skebm.estimators.base import (
+    annealing_starts,
+    draw_seed,
+    fraction_of_early_stopping,
+    states_near,
+)
 from skebm.estimators.rbm.choice import (
     N_HIDDEN,
     PLAIN,
@@ -134,6 +139,12 @@ class GibbsChains:
         sampler = self.training_sampler
         return sampler if isinstance(sampler.kernel, Gibbs) else Gibbs()
 
+    def partition_input(self, name: str, energy: Any, net: EnergyNet, data: Tensor) -> Any:
+        """Input of an estimate of log Z, of which `data` are rows near the model."""
+        if name == "base":
+            return energy.base
+        return self.layer_sampler.kernel if name == "sampler" else annealing_starts(net, data)
+
     def policy_from(self, base: Distribution | None) -> ChainPolicy:
         """A copy of the policy, whose persistent chains start at draws of a base."""
         policy: ChainPolicy = clone(self.policy)
@@ -167,7 +178,6 @@ class RBMFamily(Family, JointModel):
     penalty: Penalty | None
     short: bool
     by_halves: bool
-    checks_base: ClassVar[bool] = True
 
     @property
     def n_hidden(self) -> int:
@@ -325,13 +335,8 @@ class RBMFamily(Family, JointModel):
     def partition_input(
         self, recipe: Any, name: str, energy: Any, net: EnergyNet, reference: Tensor
     ) -> Any:
-        if name == "base":
-            return energy.base
-        if name == "sampler":
-            return self.chains.layer_sampler.kernel
-        bits = isinstance(recipe.table.domain, Binary)
-        data = (reference > 0.5).to(reference.dtype) if bits else reference
-        return annealing_starts(net, data)
+        data = states_near(reference, recipe.table.domain)
+        return self.chains.partition_input(name, energy, net, data)
 
 
 RBMRecipe: TypeAlias = Recipe[RBMFamily]
@@ -417,7 +422,7 @@ def _going_on(
     streaming: bool,
 ) -> RBMRecipe:
     """The recipe of a fit that goes on from an earlier one, with its base and its guards."""
-    last = estimator._blueprint
+    last = estimator._recipe
     check_base_stays(estimator.base, last.base, last.base_name)
     asked = estimator.n_components
     n_hidden = last.family.n_hidden if asked == "auto" else asked

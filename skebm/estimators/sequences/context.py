@@ -30,7 +30,7 @@ def evidence_of_next(model: Any, rows: Segments, log_prob: np.ndarray) -> np.nda
     log_prob : ndarray of shape (n,)
         log p of each frame given its past.
     """
-    energy, table = model.energy_, model._blueprint.table
+    energy, table = model.energy_, model._recipe.table
     found = np.zeros(len(log_prob))
     _, ends = rows.sequences()
     is_last = torch.zeros(len(log_prob), dtype=torch.bool, device=ends.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,7 +17,9 @@ from skebm.distributions import Columns, Distribution, Gaussian
 from skebm.distributions.independent import blocks_of
 from skebm.energies import MixedRBM, TemporalEnergy
 from skebm.energies.rbm.temporal import RowwiseRBM, exact_log_z
-from skebm.estimators.recipe import Family
+from skebm.estimators.base import fraction_of_early_stopping
+from skebm.estimators.recipe import Family, Recipe
+from skebm.estimators.tables.table import Table
 from skebm.objectives.temporal import TemporalDivergence
 from skebm.partition.given import (
     ConditionalAIS,
@@ -78,7 +80,6 @@ class TemporalFamily(Family):
     rule: str
     n_steps: int
     n_windows: int
-    checks_base: ClassVar[bool] = True
 
     def objective(self, recipe: Any, generator: torch.Generator) -> TemporalDivergence:
         energy, n_targets = self.new_energy(recipe, generator), recipe.table.layout.n_targets
@@ -326,7 +327,38 @@ def rate_of(rows: Segments, order: int, domain: Domain) -> float:
     return REAL_RATE * math.exp(0.5 * float(variance.log().mean()))
 
 
-def temporal_plan(estimator: Any, rows: Segments, domain: Domain, streaming: bool) -> TrainingPlan:
+def frames_recipe(
+    estimator: Any,
+    rows: Segments,
+    table: Table,
+    base: Distribution,
+    name: str | None,
+    *,
+    recurrent: bool,
+    streaming: bool,
+) -> Recipe[TemporalFamily]:
+    """The recipe of a fit, of which the base and its name are known."""
+    rule, n_steps = learning_rule(estimator, estimator.n_components, table.domain.n_columns)
+    guarded = not (fraction_of_early_stopping(estimator.early_stopping) or streaming)
+    family = TemporalFamily(
+        n_hidden=int(estimator.n_components),
+        order=int(estimator.order),
+        recurrent=recurrent,
+        rule=rule,
+        n_steps=n_steps,
+        n_windows=len(rows),
+    )
+    return Recipe(
+        table=table,
+        plan=_temporal_plan(estimator, rows, table.domain, streaming),
+        base=base,
+        base_name=name,
+        family=family,
+        n_guards=N_HELD_OUT if guarded and len(rows.x) >= FEWEST_FRAMES else 0,
+    )
+
+
+def _temporal_plan(estimator: Any, rows: Segments, domain: Domain, streaming: bool) -> TrainingPlan:
     """Steps of a fit: AdamW."""
     (rate, size, n_iter), n_windows = asked_steps(estimator), len(rows)
     rate = rate_of(rows, estimator.order, domain) if rate == "auto" else float(rate)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -98,7 +98,6 @@ class LabelFamily(Family):
     n_labels: int
     label_order: int
     generative_weight: float
-    checks_base: ClassVar[bool] = True
 
     def objective(self, recipe: Any, generator: torch.Generator) -> LabelDivergence:
         frames = self.frames

@@ -391,11 +391,6 @@ class Bases(NamedTuple):
     noisy: Distribution | None
     clean: Distribution | None
 
-    @property
-    def takes_noise_off(self) -> bool:
-        """Whether the trained model has another base than the energy in training."""
-        return self.clean is not self.noisy
-
 
 def fit_real_bases(
     base: Any,

@@ -53,7 +53,7 @@ def check_unchanged(estimator: Any, first: dict[str, Any]) -> None:
 
     Families that check their base accept its name in the place of ``"auto"``.
     """
-    checked = estimator._blueprint.family.checks_base
+    checked = estimator._recipe.family.checks_base
     for name, value in first.items():
         now, value = getattr(estimator, name), network_from_state(value)
         if not (name == "base" and checked):

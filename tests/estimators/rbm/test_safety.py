@@ -309,7 +309,7 @@ def fitted_gaussian(model, X, *, guards):
         warnings.simplefilter("ignore")
         rows = model.fit(X)._rows(X)
     if not guards:
-        rows = rows_apart(rows, N_HELD_OUT, model._blueprint.guard_seed)[0]
+        rows = rows_apart(rows, N_HELD_OUT, model._recipe.guard_seed)[0]
     return model, Gaussian.fit(rows.block(0, len(rows)).double())
 
 
@@ -345,7 +345,7 @@ def test_what_all_rows_add_to_a_base_is_what_is_expected():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = RBMEstimator(2, base="gaussian", n_iter=1, random_state=0)
-        recipe = model.fit(rng.normal(size=(n, d)))._blueprint
+        recipe = model.fit(rng.normal(size=(n, d)))._recipe
     found = []
     for _ in range(30):
         rows = model._rows(rng.normal(size=(n, d)))
@@ -483,7 +483,7 @@ def test_gains_that_still_rise(gains, quarters, rise):
 
 def test_training_that_has_not_converged_says_so(bits):
     """Once, and not beside the note that the base is as good."""
-    recipe = RBMEstimator(2, learning="pcd", n_iter=1, random_state=0).fit(bits)._blueprint
+    recipe = RBMEstimator(2, learning="pcd", n_iter=1, random_state=0).fit(bits)._recipe
     history = [{"gain_over_base": 0.1 * k, "gain_error": 0.01} if k % 2 else {} for k in range(40)]
     net = SimpleNamespace(history=history, n_before_=0, note_="", max_epochs=40)
     with pytest.warns(ConvergenceWarning, match="n_iter"):
@@ -500,7 +500,7 @@ def test_training_that_has_not_converged_says_so(bits):
 )
 def test_training_that_has_not_left_its_base_says_so(bits, gain, error, n_iter, warns):
     """Unless it took as many steps as by default."""
-    recipe = RBMEstimator(2, learning="pcd", n_iter=1, random_state=0).fit(bits)._blueprint
+    recipe = RBMEstimator(2, learning="pcd", n_iter=1, random_state=0).fit(bits)._recipe
     per_epoch = -(-len(bits) // recipe.plan.batch_size)
     recipe = recipe.with_settings(short=n_iter * per_epoch < 10_000)
     history = [{"gain_over_base": gain, "gain_error": error}]

@@ -225,7 +225,7 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
     _configs = {name: CONFIGS[name] for name in ("network", "optimizer", "early_stopping")} | {
         "partition": lambda value, names: ConditionalAIS(),
     }
-    _blueprint: ConditionalRecipe
+    _recipe: ConditionalRecipe
     _judged: ReferenceRows
 
     def __init__(
@@ -288,7 +288,7 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
             denoises = self.objective == "score_matching"
             sigma = noise_of(self.sigma, rows, table) if denoises else None
         else:
-            last = self._blueprint
+            last = self._recipe
             assert last.guard_seed is not None
             base, name, seed = last.base, str(last.base_name), last.guard_seed
             rule, sigma = last.family.rule, last.family.sigma
@@ -322,7 +322,7 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
 
         Rows of one condition share its log Z, and the error of it.
         """
-        energy, table = self._energies(rows), self._blueprint.table
+        energy, table = self._energies(rows), self._recipe.table
         c = rows.block(0, len(rows))[:, : table.n_conditions]
         if table.n_conditions:
             distinct, place, counts = c.unique(dim=0, return_inverse=True, return_counts=True)
@@ -342,7 +342,7 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
 
     def _normalisers(self, c: Tensor, *, upper: bool, least_chains: int = 1) -> LogZGiven:
         """log Z of conditions c (n, dc), in double precision."""
-        recipe, ais = self._blueprint, self.partition_
+        recipe, ais = self._recipe, self.partition_
         n_numbers = NUMBERS_OF_DRAW * ais.n_chains * DRAWS_PER_CHAIN * recipe.table.domain.n_columns
         check_memory(f"n_chains={ais.n_chains}", float(n_numbers), torch.float64)
         energy = self._scoring_energy()
@@ -446,7 +446,7 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
             C = coding.encode(C, 1, type(self).__name__)
         rows = np.full((len(C), d), np.nan)
         rows[:, given] = check_array(C, dtype=np.float64, input_name="C", estimator=self)
-        found = torch.from_numpy(self._blueprint.table.conditions(rows))
+        found = torch.from_numpy(self._recipe.table.conditions(rows))
         return found.to(like.device, like.dtype)
 
     @as_frame_of_targets
@@ -473,7 +473,7 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
         ndarray of shape (n_samples, n_features - n_conditions)
             In the units of x. With `return_std_error` a tuple of two such arrays.
         """
-        c, table = self._conditions(C), self._blueprint.table
+        c, table = self._conditions(C), self._recipe.table
         # Chains of the mean of a condition, at least.
         chains_of_mean = 200
         found = self._normalisers(c, upper=False, least_chains=chains_of_mean)
@@ -519,7 +519,7 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
         whole_number("n_steps", n_steps, 1)
         check_temperature(temperature)
         c, energy, power = self._conditions(C), self.energy_, 1 / temperature
-        step = self._blueprint.family.step_size * temperature
+        step = self._recipe.family.step_size * temperature
         generator, width = self._generator(random_state), energy.target_domain.n_columns + 1
 
         rows = []
@@ -531,7 +531,7 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
                 values, x = annealed_log_z(LangevinSteps(given, many, step, power), N_DRAW_BETAS)
                 x = resample(x, values, one()[:, 0], 1)
                 rows.append(LangevinSteps(given, one, step, power).rows_after(x, n_steps))
-        return self._blueprint.table.invert(torch.cat([c, torch.cat(rows)], 1))
+        return self._recipe.table.invert(torch.cat([c, torch.cat(rows)], 1))
 
     # ---------------------------------------------------------------- fitted attributes
 
@@ -563,10 +563,10 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
     def base_(self) -> RegressionMixture:
         """The fitted base."""
         check_is_fitted(self)
-        return self._blueprint.base
+        return self._recipe.base
 
     @property
     def base_name_(self) -> str:
         """Kind of the base: "linear", "residuals" or "mixture"."""
         check_is_fitted(self)
-        return str(self._blueprint.base_name)
+        return str(self._recipe.base_name)

@@ -80,7 +80,6 @@ class ConditionalFamily(Family):
     step_size: float = 0.1
     needs_validation_rows: ClassVar[bool] = True
     of_what: ClassVar[str] = "p(x given c)"
-    checks_base: ClassVar[bool] = True
 
     def objective(self, recipe: ConditionalRecipe, generator: torch.Generator) -> Objective:
         dtype, n_conditions = recipe.plan.torch_dtype, recipe.table.n_conditions

@@ -195,7 +195,7 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
         "early_stopping": lambda value, names: EarlyStopping(),
         "partition": lambda value, names: ConditionalAIS(n_chains=4, n_betas=100),
     }
-    _blueprint: GatedRecipe
+    _recipe: GatedRecipe
 
     def __init__(
         self,
@@ -298,7 +298,7 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
     ) -> GatedRecipe:
-        base = fit_target_base(rows, table) if before is None else self._blueprint.base
+        base = fit_target_base(rows, table) if before is None else self._recipe.base
         plan = gated_plan(self, rows, streaming=streaming)
         check_memory(
             f"n_factors={self.n_factors} and n_components={self.n_components} with "
@@ -411,13 +411,13 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
         blocks = [rows.block(k, min(k + BLOCK, len(rows))) for k in range(0, len(rows), BLOCK)]
         with torch.no_grad():
             found = torch.cat([function(energy, x.double()) for x in blocks]).cpu().numpy()
-        return self._blueprint.table.check_finite(found, rows, what)
+        return self._recipe.table.check_finite(found, rows, what)
 
     def _alone(self, X: Any) -> tuple[Rows, np.dtype]:
         """Rows x without their y, and their precision."""
         check_is_fitted(self)
         found = self._validate(X)
-        return self._rows_of(with_any_y(found, self._blueprint.table)), found.dtype
+        return self._rows_of(with_any_y(found, self._recipe.table)), found.dtype
 
     # ---------------------------------------------------------------- mapping units
 
@@ -474,7 +474,7 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
             x = rows.block(0, len(rows))[:, : energy.n_given].double()
             with torch.no_grad():
                 target = energy.given(x).visible(h.to(x.device)).mean.cpu().numpy()
-            found = self._blueprint.table.check_finite(target, rows, "y")
+            found = self._recipe.table.check_finite(target, rows, "y")
         return self._outwards(torch.from_numpy(found), dtype)
 
     def _of_x(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
@@ -501,7 +501,7 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
 
     def _outwards(self, y: Tensor, dtype: Any) -> np.ndarray:
         """Rows y of the energy in the units of the data."""
-        (target,) = self._blueprint.table.targets
+        (target,) = self._recipe.table.targets
         found = target.to_units(y.detach().cpu().double().numpy()).astype(dtype, copy=False)
         return found[:, 0] if self._one_column else found
 
@@ -551,13 +551,13 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
     def density_(self) -> str:
         """What p(y | x) is, the model or the base."""
         check_is_fitted(self)
-        return "base" if self._blueprint.family.without_filters else "model"
+        return "base" if self._recipe.family.without_filters else "model"
 
     @property
     def base_(self) -> Distribution:
         """Independent columns of y."""
         check_is_fitted(self)
-        return self._blueprint.base
+        return self._recipe.base
 
     @property
     def given_components_(self) -> np.ndarray:
