@@ -27,8 +27,7 @@ from skebm.estimators.neural import (
     Sliced,
     lagged,
 )
-from skebm.estimators.outlier import EnergyOutlierDetector, Explanation
-from skebm.estimators.product import ProductOfDensities
+from skebm.estimators.outlier import EnergyOutlierDetector, Explanation, ProductOfDensities
 from skebm.estimators.rbm import (
     GatedRBM,
     RBMClassifier,

@@ -244,6 +244,11 @@ class TrainingPlan:
         return self.n_iter * math.ceil(n_rows / self.batch_size)
 
     @property
+    def searches(self) -> bool:
+        """Whether every step uses all rows, and searches along a line."""
+        return self.optimizer in ("lbfgs", "owlqn")
+
+    @property
     def torch_dtype(self) -> torch.dtype:
         """Precision of the computation."""
         found: torch.dtype = getattr(torch, self.dtype)

@@ -226,7 +226,7 @@ def log_mass(model, X):
 def table_of(model):
     """The table by which columns become rows of the energy, of a network that of its first RBM."""
     first = model.rbms_[0] if isinstance(model, DeepBeliefNetwork) else model
-    return first._blueprint.table
+    return first._recipe.table
 
 
 def allowed_error(error):

@@ -830,7 +830,7 @@ def kind(model):
 
 def is_deterministic(case):
     """Whether all rows are used at every step, without chance, until the loss no longer falls."""
-    return isinstance(case, BoltzmannMachineDensity) and fitted(case)._blueprint.searches
+    return isinstance(case, BoltzmannMachineDensity) and fitted(case)._recipe.plan.searches
 
 
 def of_columns(case, d):

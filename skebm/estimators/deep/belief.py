@@ -435,7 +435,7 @@ class DeepBeliefNetwork(
         energy = rbm.energy_
         with torch.no_grad():
             hidden = torch.as_tensor(np.asarray(h)).to(energy.weight)
-            return rbm._blueprint.table.invert(value(energy.visible(hidden, beta)))
+            return rbm._recipe.table.invert(value(energy.visible(hidden, beta)))
 
     # ---------------------------------------------------------------- samples
 
@@ -533,7 +533,7 @@ class DeepBeliefNetwork(
 
     def _gains(self, rows: Rows) -> np.ndarray:
         """What the RBMs above the first add to the log-likelihood of rows, less log Z, (n,)."""
-        energies = [rbm._blueprint.scoring_energy(rbm.energy_) for rbm in self.rbms_]
+        energies = [rbm._scoring_energy() for rbm in self.rbms_]
         if self.bound_kind_ == "exact":
             with torch.no_grad():
                 plain = [rbm.energy_ for rbm in self.rbms_]
@@ -660,7 +660,7 @@ class DeepBeliefNetwork(
         if n_outputs is not None:
             whole_number("n_outputs", n_outputs, 1)
         first, *others = (hidden_map(rbm) for rbm in self.rbms_)
-        first = first.on_columns(self.rbms_[0]._blueprint.table)
+        first = first.on_columns(self.rbms_[0]._recipe.table)
         return sigmoid_network([first, *others], n_outputs)
 
 

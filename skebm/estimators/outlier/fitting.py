@@ -15,8 +15,8 @@ from sklearn.pipeline import make_pipeline
 
 from skebm._validation import n_rows, take_fit_params, take_rows, warn
 from skebm.base.processes import Workers, collect_warnings, progress_bar
+from skebm.estimators.outlier.product import ProductOfDensities
 from skebm.estimators.outlier.trimming import far_rows
-from skebm.estimators.product import ProductOfDensities
 from skebm.estimators.tables.encoding import TableEncoder
 from skebm.training.distributed import shows_progress
 from skebm.training.streams import some_rows

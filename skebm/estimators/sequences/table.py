@@ -247,7 +247,7 @@ def new_frames(estimator: BaseEBM, X: Any, lengths: Any, **kwargs: Any) -> tuple
     rows = estimator._rows_of(X)
     assert isinstance(rows, Segments)
     first = torch.as_tensor(first_frames(len(rows.x), lengths), device=rows.x.device)
-    rows.cut(first, estimator._blueprint.order, 1)
+    rows.cut(first, estimator.energy_.order, 1)
     return rows, X
 
 

@@ -230,6 +230,17 @@ def conditional(base: Distribution, clamp: Clamp) -> Any:
     return base.tilted(torch.zeros_like(clamp.value)).given(clamp)
 
 
+def mean_log_prob(base: Distribution, rows: Rows) -> float:
+    """Mean log-likelihood of rows, of their known entries, under a base."""
+    x, counts = rows.block(0, len(rows)), rows.counts
+    with torch.no_grad():
+        if rows.known is None:
+            found = base.log_prob(x)
+        else:
+            found = conditional(base, Clamp(rows.known, x)).log_normaliser
+    return float(counts / counts.sum() @ found.double())
+
+
 def _independent_levels(x: Tensor, weight: Tensor, groups: tuple[int, ...]) -> Distribution:
     """Probabilities of levels, shrunk to equal ones by the fixed fraction."""
     mean = weight @ x / weight.sum()

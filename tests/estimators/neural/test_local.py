@@ -9,7 +9,7 @@ from skebm import ContrastiveDivergenceDensity
 from skebm.base import Binary, Categorical, Mixed
 from skebm.distributions import Columns, IndependentBernoulli, IndependentCategorical
 from skebm.energies import MLP, BoltzmannMachine, NeuralEnergy, PairwiseCorrection
-from skebm.estimators.neural.blueprint import are_states, energy_of
+from skebm.estimators.neural.family import are_states, energy_of
 from skebm.samplers import Gibbs, GibbsWithGradients, Persistent
 from tests.estimators.rbm.test_local import bars, normal, of_base
 from tests.objectives.test_local import all_rows

@@ -51,7 +51,7 @@ def model():
 
 
 def test_columns_become_what_they_are(model):
-    blocks = model._blueprint.table.blocks
+    blocks = model._recipe.table.blocks
     assert isinstance(model.energy_.domain, Mixed)
     assert [block.names for block in blocks] == [["member"], ["city"], ["x"]]
     assert isinstance(model.base_, LatentClasses)

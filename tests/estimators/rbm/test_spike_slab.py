@@ -394,14 +394,14 @@ def test_a_covariance_that_varies_is_learned(model):
 
 def test_the_density_integrates_to_one_in_the_units_of_x(model):
     x, volume = grid(model.energy_, 81, 11.0)
-    table = model._blueprint.table
+    table = model._recipe.table
     p = np.exp(model.score_samples(table.invert(x)))
     assert p.sum() * volume * table.units.scale.prod() == pytest.approx(1, abs=1e-3)
 
 
 def test_samples_have_the_moments_of_the_model(model):
     x, _ = grid(model.energy_, 81, 11.0)
-    X = model._blueprint.table.invert(x)
+    X = model._recipe.table.invert(x)
     p = np.exp(model.score_samples(X))
     drawn, p = model.sample(4000, random_state=0), p / p.sum()
     for moment in (lambda X: X, np.square, lambda X: X[:, 1:2] ** 2 * X[:, 2:] ** 2):
@@ -468,7 +468,7 @@ def test_a_normal_distribution_is_left_as_it_is():
         warnings.simplefilter("ignore", ConvergenceWarning)
         model = SpikeSlabRBM(8, n_iter=10, random_state=0).fit(X)
     z = model._rows(new).block(0, len(new))
-    base = model.base_.log_prob(z).mean() - model._blueprint.table.log_volume
+    base = model.base_.log_prob(z).mean() - model._recipe.table.log_volume
     assert model.score(new) > float(base) - 0.1
 
 
@@ -497,7 +497,7 @@ def test_collapsing_columns_are_held_with_a_warning_that_names_them():
     energy = model.energy_
     with torch.no_grad():  # as after more steps than a test can take
         energy.weight[0] = torch.tensor([0.0, 0.0, 101.0])
-    message = model._blueprint.units.narrow(energy, model._blueprint.table)
+    message = model._recipe.family.units.narrow(energy, model._recipe.table)
     assert "'x2'" in message
     assert "hidden units [0]" in message
     assert "Drop them" in message

@@ -15,7 +15,7 @@ from skebm.base import Batch, Clamp
 from skebm.distributions import ChowLiuTree, Columns, Gaussian, IndependentBernoulli
 from skebm.energies import MixedRBM, RowwiseRBM, TemporalEnergy
 from skebm.energies.rbm.temporal import exact_log_z
-from skebm.estimators.sequences.blueprint import autoregression
+from skebm.estimators.sequences.family import autoregression
 from skebm.estimators.sequences.table import first_frames
 from skebm.objectives import TemporalDivergence
 from skebm.partition.given import rowwise_log_z, rowwise_log_z_from

@@ -24,7 +24,7 @@ from skebm.energies import (
     build_network,
     fit_waymarks,
 )
-from skebm.estimators.neural.blueprint import (
+from skebm.estimators.neural.family import (
     DOMAIN,
     SIGMA,
     ChainRule,

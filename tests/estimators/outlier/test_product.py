@@ -23,7 +23,7 @@ from skebm import EnergyOutlierDetector, ProductOfDensities, RBMEstimator, Tract
 from skebm.distributions import KernelDensity as Kernels
 from skebm.distributions import SignedLog
 from skebm.estimators import tractable
-from skebm.estimators.product import default_experts
+from skebm.estimators.outlier.product import default_experts
 from tests.support.checks import parametrize_with_checks
 from tests.support.tiers import leading
 
