@@ -326,7 +326,7 @@ def test_exact_accepts_a_tilted_energy(shape):
 # AIS
 # ------------------------------------------------------------------------------
 
-REPEATS = 60
+REPEATS = 40
 
 
 @pytest.fixture(scope="module")
@@ -655,7 +655,7 @@ def test_reverse_ais_from_exact_samples_is_unbiased_for_one_over_z(reverse_runs,
 @pytest.mark.parametrize("delta", leading(1, [0.05, 0.2]))
 def test_reverse_upper_bound_fails_no_more_often_than_promised(delta):
     energy = make_rbm(8, 6, scale=1.5)
-    target, n = Enumerated(energy), 200
+    target, n = Enumerated(energy), 100
     truth, estimator = target.log_z.item(), ReverseAIS(8, delta, exact_samples=True)
     runs = [
         estimator.estimate(energy, x=target.draw(3, seeded(500 + s)), generator=seeded(s))

@@ -490,7 +490,7 @@ def test_collapsing_columns_are_held_with_a_warning_that_names_them():
     X = rng.normal(size=(300, 3))
     X[:, 2] = rng.integers(0, 2, 300)  # two values: any precision is too small
     base = Gaussian(torch.zeros(3), 1.0)
-    how = QUICK | {"learning_rate": 0.3, "base": base}
+    how = QUICK | {"learning_rate": 0.3, "base": base, "n_iter": 5}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         model = SpikeSlabRBM(6, **how).fit(X)

@@ -347,7 +347,7 @@ def test_means_are_those_of_all_completions():
     log_p = model.score_samples(list(completions)).reshape(len(states), -1).sum(1)
     p = np.exp(log_p - log_p.max())
     expected = p @ states / p.sum()
-    found = model.impute(missing, random_state=0, how="mean", n_steps=200)[np.isnan(missing)]
+    found = model.impute(missing, random_state=0, how="mean", n_steps=100)[np.isnan(missing)]
     assert_allclose(found, expected, atol=0.08)
     assert np.abs(expected - 0.5).max() > 0.2
 
@@ -383,7 +383,7 @@ def test_categories_come_back_as_categories():
     missing.loc[[11, 50], "loud"] = np.nan
     missing.loc[30, "on"] = None
     for how in ("sample", "mean", "mode"):
-        found = model.impute(missing, random_state=0, how=how, n_steps=6)
+        found = model.impute(missing, random_state=0, how=how, n_steps=2)
         assert list(found.columns) == list(frame.columns)
         assert set(found["note"]) == {"c", "e", "g", "a"}
         assert_array_equal(found.drop([10, 50])["note"], frame.drop([10, 50])["note"])
@@ -391,7 +391,7 @@ def test_categories_come_back_as_categories():
         assert_allclose(found["loud"].drop([11, 50]), known)
         assert np.isfinite(found["loud"]).all()
         assert set(found["on"]) == {True, False}
-    mean = model.impute(missing, random_state=0, how="mean", n_steps=40)
+    mean = model.impute(missing, random_state=0, how="mean", n_steps=20)
     assert mean.loc[[10, 50], "note"].tolist() == frame.loc[[10, 50], "note"].tolist()
 
 
