@@ -43,6 +43,7 @@ from skebm.estimators.sequences import (
     SequenceOutlierDetector,
     TemporalRBM,
     TemporalRBMClassifier,
+    Windows,
 )
 from skebm.estimators.tables.bases import MixtureBase
 from skebm.estimators.tables.encoding import TableEncoder
@@ -91,6 +92,7 @@ __all__ = [
     "TemporalRBM",
     "TemporalRBMClassifier",
     "TractableDensity",
+    "Windows",
     "lagged",
 ]
 

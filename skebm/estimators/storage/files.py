@@ -57,6 +57,8 @@ VALUES = (
     "skebm.estimators.outlier.columns.Column",
     "skebm.estimators.outlier.thresholds.ConformalThreshold",
     "skebm.estimators.outlier.thresholds.QuantileThreshold",
+    "skebm.estimators.sequences.series.forecast.Forecast",
+    "skebm.estimators.sequences.series.stamps.Grid",
     "skebm.estimators.tables.bases.Bases",
     "skebm.estimators.tables.columns.Coding",
     "skebm.estimators.tables.encoding.OneHot",
