@@ -22,6 +22,7 @@ from sklearn.utils import _param_validation as constraints
 from sklearn.utils import _safe_indexing as take_rows
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils._param_validation import HasMethods, Options, StrOptions
+from sklearn.utils._set_output import _get_output_config
 from sklearn.utils.metaestimators import _BaseComposition as Composition
 from sklearn.utils.validation import (
     _check_feature_names,
@@ -47,6 +48,7 @@ __all__ = [
     "StrOptions",
     "advice_for",
     "as_numbers",
+    "as_series_output",
     "boolean_columns",
     "check_columns",
     "check_constraints",
@@ -223,6 +225,16 @@ def no_column(argument: str, name: Any, names: Iterable[Any] | None) -> ValueErr
     known = [repr(one) for one in names]
     said = ", ".join(known[:10]) + (", ..." if len(known) > 10 else "")
     return ValueError(f"{argument} names {name!r}, which is no column of X: use one of {said}.")
+
+
+def as_series_output(estimator: Any, X: Any, rows: np.ndarray) -> Any:
+    """Rows for the values of a Series as `set_output` asks; for pandas with the index of X."""
+    config = _get_output_config("transform", estimator)
+    if config["dense"] != "pandas" or not hasattr(X, "iloc"):
+        return rows
+    import pandas as pd
+
+    return pd.DataFrame(rows, index=X.index, columns=estimator.get_feature_names_out())
 
 
 def column_of(X: Any, j: int) -> Any:

@@ -182,9 +182,7 @@ def test_masked_entries_are_missing_ones():
         TractableDensity().fit(masked)
 
 
-@pytest.mark.parametrize(
-    "cls", [RBMEstimator, TableEncoder, TractableDensity, DeepBeliefNetwork, TemporalRBM]
-)
+@pytest.mark.parametrize("cls", [RBMEstimator, TableEncoder, TractableDensity, DeepBeliefNetwork])
 def test_a_series_is_no_table(cls):
     X = pd.DataFrame({"a": [0.0, 1.0] * 20})
     with pytest.raises(ValueError, match="Expected a 2-dimensional container"):

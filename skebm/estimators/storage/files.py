@@ -59,6 +59,8 @@ VALUES = (
     "skebm.estimators.outlier.thresholds.QuantileThreshold",
     "skebm.estimators.rbm.family.GibbsChains",
     "skebm.estimators.recipe.Recipe",
+    "skebm.estimators.sequences.series.forecast.Forecast",
+    "skebm.estimators.sequences.series.stamps.Grid",
     "skebm.estimators.tables.bases.Bases",
     "skebm.estimators.tables.columns.Coding",
     "skebm.estimators.tables.encoding.OneHot",

@@ -17,7 +17,7 @@ from skebm.distributions import (
 )
 from skebm.energies import MixedRBM, RowwiseRBM, TemporalEnergy
 from skebm.energies.rbm.temporal import exact_log_z
-from skebm.estimators.sequences.blocks import Windows
+from skebm.estimators.sequences.blocks import ColouredWindows
 from skebm.estimators.sequences.clamped import ClampedChains
 from skebm.estimators.sequences.imputation import stretches
 from tests.support.tiers import full, named, only_full
@@ -276,7 +276,7 @@ def test_log_z_of_numbers_does_not_depend_on_their_regression(base):
 
 
 def test_windows_of_a_colour_do_not_interact():
-    windows = Windows(3, 1, 4)
+    windows = ColouredWindows(3, 1, 4)
     assert windows.n_colours == 3
     cpu = torch.device("cpu")
     active = torch.stack([windows.active(k, 20, cpu) for k in range(3)])
