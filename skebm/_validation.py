@@ -146,9 +146,10 @@ def names_compared() -> Iterator[None]:
 
 
 def check_container(X: Any) -> None:
-    """Raise `TypeError` for rows that are not computed yet, and for those of a graph of gradients.
+    """Raise for rows that are not computed yet, of a graph of gradients, or with repeated names.
 
-    Nothing is computed or detached in silence: both may be mistakes.
+    Nothing is computed or detached in silence: both may be mistakes. The first two are a
+    `TypeError`, the last is a `ValueError`.
     """
     if type(X).__name__ == "LazyFrame":
         raise TypeError("X is a LazyFrame, whose rows are not computed yet: pass X.collect().")
@@ -156,6 +157,13 @@ def check_container(X: Any) -> None:
         raise TypeError(
             "X is a tensor that requires gradients, which do not pass through an estimator: pass "
             "X.detach()."
+        )
+    if hasattr(X, "iloc") and hasattr(X, "columns") and not X.columns.is_unique:
+        name = X.columns[X.columns.duplicated()][0]
+        n = int((X.columns == name).sum())
+        raise ValueError(
+            f"{name!r} is the name of {n} columns of X: rename them, as by X.columns = [...], or "
+            "drop all but one."
         )
 
 

@@ -189,6 +189,14 @@ def test_a_series_is_no_table(cls):
         cls().fit(X["a"])
 
 
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_columns_of_one_name(name):
+    X = pd.DataFrame(np.random.default_rng(0).normal(size=(N, 3)), columns=["a", "b", "a"])
+    y = (np.arange(N) % 2,) if name.endswith("Classifier") or name == "GatedRBM" else ()
+    with pytest.raises(ValueError, match="'a' is the name of 2 columns.*rename"):
+        call(made(name, "b"), "fit", X, *y)
+
+
 @full
 def test_booleans_are_bits_or_said_to_be_numbers():
     X = frame(("bit", "x"))

@@ -75,6 +75,7 @@ from skebm.estimators.outlier.thresholds import (
     check_fdr,
     effective_rows,
 )
+from skebm.estimators.tables.encoding import TableEncoder
 from skebm.estimators.tables.gross import gross_rows
 from skebm.training.streams import SourceMixin, open_table, sample_of, table_or_header
 
@@ -354,7 +355,8 @@ class EnergyOutlierDetector(SourceMixin, OutlierMixin, MetaEstimatorMixin, BaseE
         scored = zip(models, held_out, strict=True)
         calls = [(measure, self.statistic, model, X, rows) for model, rows in scored]
         values = for_each_model(calls, "threshold", self.n_jobs, self.verbose)
-        self.estimators_, self._columns = models, summarise_columns(X)
+        self.estimators_ = models
+        self._columns = summarise_columns(X, text_is_dates=self.estimator is None)
         self._fitted_params = {
             name: getattr(self, name) for name in ("method", "statistic", "contamination")
         }
@@ -558,6 +560,12 @@ class EnergyOutlierDetector(SourceMixin, OutlierMixin, MetaEstimatorMixin, BaseE
         if len(self.estimators_) > 1:
             raise AttributeError("A cross-conformal detector has estimators_, one for each fold.")
         return self.estimators_[0]
+
+    def _get_fitted_attr_html(self, doc_link: str = "") -> Any:
+        """The table of fitted attributes in scikit-learn's diagram, and that of the columns."""
+        found = super()._get_fitted_attr_html(doc_link)
+        first = getattr(self.estimators_[0], "steps", [(None, self.estimators_[0])])[0][1]
+        return first._with_columns(found) if isinstance(first, TableEncoder) else found
 
     @property
     def _density(self) -> Any:
