@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from sklearn.base import clone
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm._validation import warn
-from skebm.base import Objective, sampling
+from skebm.base import LikelihoodWarning, Objective, sampling
 from skebm.base.units import Bernoulli
 from skebm.distributions import Distribution, IndependentBernoulli
 from skebm.energies.deep import BernoulliDBM, HiddenGiven, Layers, MixedDBM
@@ -231,9 +230,10 @@ def warn_unless_converged(residual: Tensor, settings: MeanField) -> None:
     if late:
         warn(
             f"Mean field of {late} of {len(residual)} rows has not converged in "
-            f"{settings.max_steps} steps: means still change by up to {float(residual.max()):.2g}. "
-            "Bounds hold, but are less tight. Raise max_steps or tol of mean_field.",
-            ConvergenceWarning,
+            f"{settings.max_steps} steps: means still change by up to {float(residual.max()):.2g}, "
+            "and bounds on likelihoods are less tight.",
+            LikelihoodWarning,
+            ("Raise max_steps or tol of mean_field.", "mean_field"),
         )
 
 

@@ -204,7 +204,7 @@ class ClassBlueprint(JointBlueprint):
         if is_kept(found, of_all_rows):
             return self
         if found.gain + found.error < 0:
-            warn_of_base(found, of_all_rows, "p(x)")
+            warn_of_base(found, "p(x)")
         return replace(self, p_is_base=True)
 
     def mean_of_base(self, rows: Rows) -> float:
