@@ -36,6 +36,7 @@ from sklearn.utils.validation import _check_method_params as take_fit_params
 from sklearn.utils.validation import _num_samples as n_rows
 from sklearn.utils.validation import validate_data as sklearn_validate_data
 
+from skebm.base import DataWarning
 from skebm.base.processes import warn
 
 __all__ = [
@@ -360,7 +361,7 @@ def warn_of_booleans(estimator: Any, X: Any, conditions: Iterable[int] = ()) -> 
             f"Columns {shown} hold booleans, which {type(estimator).__name__} takes as real "
             "numbers 0 and 1. Drop them, or use RBMEstimator or ContrastiveDivergenceDensity, for "
             "which they are bits.",
-            UserWarning,
+            DataWarning,
         )
 
 

@@ -495,9 +495,9 @@ def test_a_network_that_gains_less_than_its_error_is_left_out(estimator):
     X = np.random.default_rng(0).normal(size=(300, 6))
     kind = {"noise" if estimator is NCEDensity else "base": "gaussian", "random_state": 0}
     model = estimator(n_iter=100, **kind)
-    with pytest.warns(ConvergenceWarning, match="epoch 0") as caught:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a gain of 0.01 nats at most is none of a reader's business
         model.fit(X)
-    assert len(caught) == 1
     assert model.n_iter_ < 100
     base = estimator(n_iter=0, **kind).fit(X)
     np.testing.assert_allclose(model.score_samples(X), base.score_samples(X), rtol=1e-5)

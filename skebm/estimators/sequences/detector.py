@@ -23,6 +23,7 @@ from skebm._validation import (
     take_rows,
     warn,
 )
+from skebm.base import SettingWarning
 from skebm.estimators.base import (
     atomic,
     non_default_parameters,
@@ -240,7 +241,7 @@ class SequenceOutlierDetector(SourceMixin, OutlierMixin, MetaEstimatorMixin, Bas
                 f"contamination='auto' means {DEFAULT_LEVEL}, but {len(found)} calibration "
                 f"sequences or blocks allow no level below {self.contamination_:.3g}, which is "
                 "used instead.",
-                UserWarning,
+                SettingWarning,
             )
 
     def _without_effect(self, single: bool) -> dict[str, str]:

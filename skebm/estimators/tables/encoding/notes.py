@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from skebm._validation import warn
+from skebm.base import DataWarning
 from skebm.estimators.tables.encoding.levels import LevelCodes
 from skebm.estimators.tables.encoding.numbers import Feature
 
@@ -83,9 +84,9 @@ def warn_of_notes(notes: list[Note]) -> None:
     more = len(said) - MOST_NAMED
     warn(
         f"Columns of which a density learns nothing as they are: {shown}"
-        + (f" And {more} more." if more > 0 else "")
-        + " Drop or convert them; columns_ of the TableEncoder says what became of all columns.",
-        UserWarning,
+        + (f" And {more} more." if more > 0 else ""),
+        DataWarning,
+        ("Drop or convert them; columns_ of the TableEncoder says what became of all columns.",),
     )
 
 
