@@ -25,6 +25,7 @@ from skebm._validation import (
     mask_as_missing,
     validate_data,
 )
+from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import atomic
 from skebm.estimators.tables.columns import Coding, column_names
 from skebm.estimators.tables.units import extreme_factors
@@ -83,7 +84,7 @@ class OneHot(NamedTuple):
         return found
 
 
-class TableEncoder(SourceMixin, TransformerMixin, BaseEstimator):
+class TableEncoder(DocLinkMixin, SourceMixin, TransformerMixin, BaseEstimator):
     """Encode a table with columns of any kind as standardised numbers, for densities of numbers.
 
     Numbers are standardised; booleans count as the numbers 0 and 1, dates and durations as numbers

@@ -17,6 +17,7 @@ from skebm.distributions import GaussianMixture, RegressionMixture
 from skebm.energies import ConditionalEnergy, Spec, build_network
 from skebm.energies.conditional import target_whitening
 from skebm.estimators.base import GuardedBlueprint
+from skebm.estimators.neural.blueprint import check_initial_values
 from skebm.estimators.neural.conditional.normalisers import (
     MOST_NODES,
     N_PILOTS,
@@ -107,6 +108,9 @@ class ConditionalBlueprint(GuardedBlueprint):
         if self.rule == "nce":
             return RankedConditional(energy, self.n_draws)
         return ClampedDivergence(energy, self.n_steps, self.n_draws)
+
+    def initialise(self, energy: Any, rows: Rows) -> None:
+        check_initial_values(energy, rows)
 
     def energy(self, trained: ConditionalEnergy) -> ConditionalEnergy:
         """The energy of clean rows: with the base of these where training added noise."""
