@@ -41,6 +41,7 @@ page_outputs = [
     "guide/searches",
     "guide/tables",
     "guide/training",
+    "guide/tutorial",
     "models/boltzmann",
     "models/columns",
     "models/rbm",
