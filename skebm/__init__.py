@@ -30,6 +30,7 @@ from skebm.estimators import (
     TemporalRBM,
     TemporalRBMClassifier,
     TractableDensity,
+    Windows,
 )
 from skebm.estimators.storage import load, package_version, trusted_types
 
@@ -60,6 +61,7 @@ __all__ = [
     "TemporalRBM",
     "TemporalRBMClassifier",
     "TractableDensity",
+    "Windows",
     "base",
     "diagnostics",
     "energies",

@@ -22,6 +22,7 @@ from sklearn.utils import _param_validation as constraints
 from sklearn.utils import _safe_indexing as take_rows
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils._param_validation import HasMethods, Options, StrOptions
+from sklearn.utils._set_output import _get_output_config
 from sklearn.utils.metaestimators import _BaseComposition as Composition
 from sklearn.utils.validation import (
     _check_feature_names,
@@ -35,6 +36,7 @@ from sklearn.utils.validation import _check_method_params as take_fit_params
 from sklearn.utils.validation import _num_samples as n_rows
 from sklearn.utils.validation import validate_data as sklearn_validate_data
 
+from skebm.base import DataWarning
 from skebm.base.processes import warn
 
 __all__ = [
@@ -47,6 +49,7 @@ __all__ = [
     "StrOptions",
     "advice_for",
     "as_numbers",
+    "as_series_output",
     "boolean_columns",
     "check_columns",
     "check_constraints",
@@ -144,9 +147,10 @@ def names_compared() -> Iterator[None]:
 
 
 def check_container(X: Any) -> None:
-    """Raise `TypeError` for rows that are not computed yet, and for those of a graph of gradients.
+    """Raise for rows that are not computed yet, of a graph of gradients, or with repeated names.
 
-    Nothing is computed or detached in silence: both may be mistakes.
+    Nothing is computed or detached in silence: both may be mistakes. The first two are a
+    `TypeError`, the last is a `ValueError`.
     """
     if type(X).__name__ == "LazyFrame":
         raise TypeError("X is a LazyFrame, whose rows are not computed yet: pass X.collect().")
@@ -154,6 +158,13 @@ def check_container(X: Any) -> None:
         raise TypeError(
             "X is a tensor that requires gradients, which do not pass through an estimator: pass "
             "X.detach()."
+        )
+    if hasattr(X, "iloc") and hasattr(X, "columns") and not X.columns.is_unique:
+        name = X.columns[X.columns.duplicated()][0]
+        n = int((X.columns == name).sum())
+        raise ValueError(
+            f"{name!r} is the name of {n} columns of X: rename them, as by X.columns = [...], or "
+            "drop all but one."
         )
 
 
@@ -223,6 +234,16 @@ def no_column(argument: str, name: Any, names: Iterable[Any] | None) -> ValueErr
     known = [repr(one) for one in names]
     said = ", ".join(known[:10]) + (", ..." if len(known) > 10 else "")
     return ValueError(f"{argument} names {name!r}, which is no column of X: use one of {said}.")
+
+
+def as_series_output(estimator: Any, X: Any, rows: np.ndarray) -> Any:
+    """Rows for the values of a Series as `set_output` asks; for pandas with the index of X."""
+    config = _get_output_config("transform", estimator)
+    if config["dense"] != "pandas" or not hasattr(X, "iloc"):
+        return rows
+    import pandas as pd
+
+    return pd.DataFrame(rows, index=X.index, columns=estimator.get_feature_names_out())
 
 
 def column_of(X: Any, j: int) -> Any:
@@ -340,7 +361,7 @@ def warn_of_booleans(estimator: Any, X: Any, conditions: Iterable[int] = ()) -> 
             f"Columns {shown} hold booleans, which {type(estimator).__name__} takes as real "
             "numbers 0 and 1. Drop them, or use RBMEstimator or ContrastiveDivergenceDensity, for "
             "which they are bits.",
-            UserWarning,
+            DataWarning,
         )
 
 

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm.base.energy import Energy
 from skebm.base.processes import warn
+from skebm.base.processes.categories import SamplingWarning
 from skebm.diagnostics import effective_sample_size, r_hat
 
 
@@ -94,8 +94,9 @@ class Recorder:
         if final and not self.converged:
             warn(
                 f"R-hat is {largest:.3g} after {self.n_steps} steps, above {target:g}: the chains "
-                "have not converged. Allow more steps, or tune the sampler.",
-                ConvergenceWarning,
+                "have not converged.",
+                SamplingWarning,
+                ("Allow more steps, or tune the sampler.",),
             )
         return self.converged
 

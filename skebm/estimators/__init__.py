@@ -42,6 +42,7 @@ from skebm.estimators.sequences import (
     SequenceOutlierDetector,
     TemporalRBM,
     TemporalRBMClassifier,
+    Windows,
 )
 from skebm.estimators.tables.bases import MixtureBase
 from skebm.estimators.tables.encoding import TableEncoder
@@ -90,6 +91,7 @@ __all__ = [
     "TemporalRBM",
     "TemporalRBMClassifier",
     "TractableDensity",
+    "Windows",
     "lagged",
 ]
 

@@ -176,6 +176,9 @@ class Attributes:
     offset_ : float
         Threshold of `predict` in the units of `score_samples`.
 
+    converged_ : bool
+        Whether the last fit ended without a :class:`~skebm.base.TrainingWarning`.
+
     n_iter_, n_restarts_ : int
         Number of epochs, including those of earlier warm starts and of `partial_fit`, and number of
         roll-backs.

@@ -49,10 +49,21 @@ from skebm._validation import (
     warn,
     warn_of_booleans,
 )
-from skebm.base import Binary, Domain, LogPartition, PartitionEstimator, Sampler, torchtools
+from skebm.base import (
+    Binary,
+    DataWarning,
+    Domain,
+    LikelihoodWarning,
+    LogPartition,
+    PartitionEstimator,
+    Sampler,
+    SettingWarning,
+    TrainingWarning,
+    torchtools,
+)
 from skebm.base import Real as Numbers
 from skebm.base.energy import check_temperature
-from skebm.base.processes import collect_warnings, lock_of
+from skebm.base.processes import collect_warnings, lock_of, repeat
 from skebm.base.processes.modes import TorchModes
 from skebm.base.sampler import whole_number
 from skebm.energies.neural import network_from_state, network_to_state
@@ -253,7 +264,7 @@ def warn_without_effect(reasons: dict[str, str]) -> None:
     """One warning that names the parameters without effect, each with the reason."""
     if reasons:
         found = "; ".join(f"{name}, because {reason}" for name, reason in reasons.items())
-        warn(f"Without effect on this fit: {found}.", UserWarning)
+        warn(f"Without effect on this fit: {found}.", SettingWarning)
 
 
 def fraction_of_early_stopping(early_stopping: Any) -> float | None:
@@ -276,6 +287,7 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
 
     net_: EnergyNet
     net_params: dict[str, Any] | None
+    converged_: bool
     _recipe: Any
     _log_z: LogZ
     _first_parameters: dict[str, Any]  # parameters of the first fit that later ones keep
@@ -389,10 +401,17 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
             raise DivergenceError(f"{error} {table.divergence_advice(rows)}".rstrip()) from error
         if streaming:
             net.raise_interrupt("partial_fit was interrupted; the model is as it was before.")
-        net.report()
-        self._finalise(rows)
-        self._recipe = self._recipe.after_training(net, rows)
+        self._conclude(net, rows)
         return rows
+
+    def _conclude(self, net: EnergyNet, rows: Rows) -> None:
+        """Set what is known only after training, and warn of what that has come to."""
+        with collect_warnings() as caught:
+            net.report()
+            self._finalise(rows)
+            self._recipe = self._recipe.after_training(net, rows)
+        self.converged_ = not any(issubclass(one.category, TrainingWarning) for one in caught)
+        repeat(caught)
 
     def _without_gross_rows(
         self, X: Any, y: np.ndarray | None, weight: np.ndarray | None
@@ -484,7 +503,7 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
             warn(
                 "X has missing entries, so that the memory map is read whole, and needs memory in "
                 "proportion to its rows: fill them in, or pass fewer rows at a time.",
-                UserWarning,
+                DataWarning,
             )
             return validate_data(self, np.array(X), **kwargs)
         table.check_finite()
@@ -567,7 +586,7 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
         if stored != package_version():
             warn(
                 f"This model was stored by skebm {stored}; skebm {package_version()} is installed.",
-                UserWarning,
+                SettingWarning,
             )
         generator = torch.Generator(self._available_device())
         net = self._recipe.plan.net(
@@ -586,7 +605,7 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
         except ValueError:
             warn(
                 f"device={self.device!r} is not available here; the model is loaded on the CPU.",
-                UserWarning,
+                SettingWarning,
             )
             return torch.device("cpu")
 
@@ -823,8 +842,10 @@ class PartitionMixin(OfModel):
                 if math.isnan(log_z.found.value):
                     why = log_z.found.reason
                     warn(
-                        f"log Z is nan{why and f', because {why}'}: fit again with a smaller "
-                        "learning_rate, or rank rows by energy."
+                        f"log Z is nan{why and f', because {why}'}.",
+                        LikelihoodWarning,
+                        ("Rank rows by energy, or lower learning_rate.", "learning_rate"),
+                        ("Rank rows by energy.",),
                     )
             return log_z.found
 
@@ -1017,8 +1038,9 @@ class BaseDensity(DetectionMixin, PartitionMixin, BaseEBM, abc.ABC):
         found = self._log_partition()
         if math.isnan(found.pessimistic):
             warn(
-                f"score is nan, because log Z has no credible upper end: {found.reason}. Use "
-                'partition="auto", or score_samples, which uses the estimate itself.'
+                f"score is nan, because log Z has no credible upper end: {found.reason}.",
+                LikelihoodWarning,
+                ('Use partition="auto", or score_samples.', "partition"),
             )
         return -float(self._energies(rows, likely=True).mean()) - found.pessimistic
 

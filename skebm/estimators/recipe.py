@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from skebm.base import Objective
+from skebm.base.processes import Notice
 from skebm.estimators.tables.bases import mean_log_prob
 from skebm.estimators.tables.table import Table
 from skebm.training.plan import TrainingPlan
@@ -121,7 +122,7 @@ class Recipe(Generic[F]):
         if is_kept(gain, more):
             return False
         if not (net.note_ or self.family.why_not_converged(self, net, rows)):
-            warn_of_base(gain, more, self.family.of_what)
+            warn_of_base(gain, self.family.of_what)
         return True
 
     def _of_base(self, net: EnergyNet, rows: Rows) -> Self:
@@ -199,9 +200,9 @@ class Family(abc.ABC):
         """Mean log-likelihood of rows, of their known entries, under the base."""
         return mean_log_prob(recipe.base, rows)
 
-    def why_not_converged(self, recipe: Any, net: EnergyNet, rows: Rows) -> str:
-        """What held-out rows say of a training that was too short; empty if it was not."""
-        return ""
+    def why_not_converged(self, recipe: Any, net: EnergyNet, rows: Rows) -> Notice | None:
+        """What held-out rows say of a training that was too short; None if it was not."""
+        return None
 
     # ---------------------------------------------------------------- the trained model
 

@@ -31,7 +31,7 @@ from skebm._validation import (
     warn,
     warn_of_booleans,
 )
-from skebm.base import torchtools
+from skebm.base import SamplingWarning, torchtools
 from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.distributions import (
@@ -383,7 +383,7 @@ def _resample(
     warn(
         f"Proposals {why}: the samples are resampled from {len(x)} of them, with an effective "
         f"sample size of {ess:.0f}, and are approximate.",
-        UserWarning,
+        SamplingWarning,
     )
     found: np.ndarray = x[random.choice(len(x), n_samples, p=share)]
     return found

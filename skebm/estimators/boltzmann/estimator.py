@@ -161,6 +161,8 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
     <<log_partition, offset_>>
     history_ : list of dict
         One entry per epoch or iteration.
+    converged_ : bool
+        Whether the last fit ended without a :class:`~skebm.base.TrainingWarning`.
     n_iter_, n_restarts_ : int
     sampler_, energy_, net_ : Sampler, BoltzmannMachine, EnergyNet
         The sampler, the energy as a torch module (of bits and one-hot entries), the skorch net.

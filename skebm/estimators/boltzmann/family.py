@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import torch
 from sklearn.base import clone
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm._validation import warn
-from skebm.base import Binary, Categorical, Objective, Sampler
+from skebm.base import Binary, Categorical, DataWarning, Objective, Sampler, TrainingWarning
 from skebm.base.domains import columns_of, parts_of
 from skebm.distributions import (
     ChowLiuTree,
@@ -137,8 +136,10 @@ class BoltzmannFamily(Family, JointModel):
             warn(
                 f"The coupling of columns {names} grows without limit, because one (almost) "
                 f"determines the other: it is {float(coupling.max()):.3g} after {len(net.history)} "
-                "iterations. Raise l2, or drop one of them.",
-                ConvergenceWarning,
+                "iterations.",
+                TrainingWarning,
+                ("Raise l2, or drop one of them.", "l2"),
+                ("Drop one of them.",),
             )
 
     def without_effect(self, recipe: BoltzmannRecipe, asked: dict[str, Any]) -> dict[str, str]:
@@ -201,7 +202,7 @@ def warn_of_unseen(unseen: np.ndarray, name_of: Callable[[int], Any]) -> None:
             f"Some states of the columns {shown} never occur. Their fields would be infinite: they "
             "are those of one more row in which all states are equally likely, and are not "
             "coupled.",
-            UserWarning,
+            DataWarning,
         )
 
 

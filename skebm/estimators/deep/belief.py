@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from numbers import Integral
@@ -34,9 +33,9 @@ from skebm._validation import (
     set_seeds,
     warn,
 )
-from skebm.base import PartitionEstimator
+from skebm.base import LikelihoodWarning, PartitionEstimator
 from skebm.base.energy import check_temperature
-from skebm.base.processes import collect_warnings
+from skebm.base.processes import Notice, collect_warnings, repeat
 from skebm.base.sampler import whole_number, whole_numbers
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
@@ -60,9 +59,6 @@ from skebm.estimators.rbm.hidden import BinaryUnits
 from skebm.estimators.tables.frames import as_given
 from skebm.training.rows import Rows
 from skebm.training.streams import SourceMixin
-
-# What differs between warnings that say the same.
-NUMBERS = re.compile(r"-?\d[\d.e+-]*")
 
 
 def default_rbm() -> RBMEstimator:
@@ -592,8 +588,9 @@ class DeepBeliefNetwork(
             largest, reason = found.pessimistic, found.reason
         if math.isnan(largest):
             warn(
-                f"score is nan, because log Z of the top RBM has no credible upper end: {reason}. "
-                'Use partition="auto", or score_samples, which uses the estimate itself.'
+                f"score is nan, because log Z of the top RBM has no credible upper end: {reason}.",
+                LikelihoodWarning,
+                ('Use partition="auto", or score_samples.',),
             )
         return -float(energies.mean()) - largest
 
@@ -670,21 +667,20 @@ def _naming_layers(n_layers: int) -> Iterator[Callable[[int], Any]]:
 
     The block gets a context manager for the fit of RBM k.
     """
-    said: dict[tuple[type[Warning], str], tuple[str, list[int]]] = {}
+    noted: dict[Any, tuple[Notice, list[int]]] = {}
 
     @contextlib.contextmanager
     def noting(k: int) -> Iterator[None]:
         with collect_warnings() as caught:
             yield
         for one in caught:
-            text = str(one.message)
-            _, places = said.setdefault((one.category, NUMBERS.sub("", text)), (text, []))
+            _, places = noted.setdefault(one.kind, (one, []))
             places += [k + 1] if k + 1 not in places else []
 
     yield noting
-    for (category, _), (text, places) in said.items():
+    for one, places in noted.values():
         which = f"RBM{'s' * (len(places) > 1)} {', '.join(map(str, places))} of {n_layers}: "
-        warn((which if n_layers > 1 else "") + text, category)
+        repeat([one._replace(message=(which if n_layers > 1 else "") + one.message)])
 
 
 def _draw_of(conditional: Any, generator: torch.Generator) -> Tensor:

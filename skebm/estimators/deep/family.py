@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from sklearn.base import clone
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm._validation import warn
-from skebm.base import Binary, Objective, sampling
+from skebm.base import Binary, LikelihoodWarning, Objective, sampling
+from skebm.base.processes import Notice
 from skebm.base.units import Bernoulli
 from skebm.distributions import Distribution, IndependentBernoulli
 from skebm.energies.deep import BernoulliDBM, HiddenGiven, Layers, MixedDBM
@@ -169,7 +169,7 @@ class DeepFamily(Family, JointModel):
         settings = clone(self.mean_field).set_params(n_draws=draws)
         return functools.partial(deep_log_ratios, self.layers, recipe.base, settings)
 
-    def why_not_converged(self, recipe: DeepRecipe, net: EnergyNet, rows: Rows) -> str:
+    def why_not_converged(self, recipe: DeepRecipe, net: EnergyNet, rows: Rows) -> Notice | None:
         return self.rbm.why_not_converged(recipe, net, rows)
 
     # ---------------------------------------------------------------- of a trained model
@@ -234,9 +234,10 @@ def warn_unless_converged(residual: Tensor, settings: MeanField) -> None:
     if late:
         warn(
             f"Mean field of {late} of {len(residual)} rows has not converged in "
-            f"{settings.max_steps} steps: means still change by up to {float(residual.max()):.2g}. "
-            "Bounds hold, but are less tight. Raise max_steps or tol of mean_field.",
-            ConvergenceWarning,
+            f"{settings.max_steps} steps: means still change by up to {float(residual.max()):.2g}, "
+            "and bounds on likelihoods are less tight.",
+            LikelihoodWarning,
+            ("Raise max_steps or tol of mean_field.", "mean_field"),
         )
 
 

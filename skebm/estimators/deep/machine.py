@@ -167,6 +167,8 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
     <<log_partition, offset_>>
     history_ : list of dict
         One entry per epoch: energy gap, learning rate, seconds.
+    converged_ : bool
+        Whether the last fit ended without a :class:`~skebm.base.TrainingWarning`.
     n_iter_, n_restarts_ : int
         Number of epochs, and number of roll-backs.
     learning_rate_, batch_size_, n_chains_ : float, int, int

@@ -124,7 +124,7 @@ class NeuralDensity(CategoriesMixin, NeuralMixin, BaseDensity):
     history_ : list of dict
         One entry per epoch: losses and what else the objective tells, ``gain_over_base``, the
         estimated mean log-likelihood ratio to the base, in nats; learning rate, seconds.
-    <<n_iter_, sampler_, n_features_in_>>
+    <<converged_, n_iter_, sampler_, n_features_in_>>
 
     See Also
     --------

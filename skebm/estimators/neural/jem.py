@@ -314,6 +314,8 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
         One entry per epoch: ``cross_entropy`` and ``accuracy`` on a hundred training rows (no
         accuracy if none of these has a label); ``train_loss``; ``energy_gap``, ``gain_over_base``
         and ``acceptance`` as in :class:`ContrastiveDivergenceDensity`; learning rate, seconds.
+    converged_ : bool
+        Whether the last fit ended without a :class:`~skebm.base.TrainingWarning`.
     n_iter_, n_restarts_ : int
         Number of epochs, and of roll-backs.
     sampler_, energy_, net_ : Sampler, NeuralEnergy, EnergyNet

@@ -90,7 +90,7 @@ class NCEDensity(NeuralDensity):
         that are classified correctly (by the best of several bridges); ``gain_over_base``, the
         estimated mean log-likelihood ratio to the noise in nats (not with several bridges);
         learning rate, seconds.
-    <<n_iter_, sampler_, n_features_in_>>
+    <<converged_, n_iter_, sampler_, n_features_in_>>
 
     See Also
     --------

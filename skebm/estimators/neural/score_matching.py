@@ -76,7 +76,7 @@ class ScoreMatchingDensity(NeuralDensity):
     history_ : list of dict
         One entry per epoch: losses (0 for a flat energy); ``gain_over_base``, the estimated mean
         log-likelihood ratio to the base, in nats; learning rate, seconds.
-    <<n_iter_, sampler_, n_features_in_>>
+    <<converged_, n_iter_, sampler_, n_features_in_>>
 
     See Also
     --------

@@ -11,35 +11,59 @@ import scipy.sparse as sp
 from skebm._validation import column_of, distinct_numbers_of, is_frame, n_rows, take_rows
 from skebm.estimators.tables.columns import as_table, column_names, is_present, present_values
 from skebm.estimators.tables.encoding import days_for_dates
+from skebm.estimators.tables.encoding.dates import DATES, read_times
 from skebm.training.mapped import is_large
 
 # A numeric column with more distinct values than this is integrated over, not enumerated.
 MAX_LEVELS = 20
 # Maximum number of rows and of entries from which columns are summarised.
 MAX_ROWS, MAX_ENTRIES = 1000, 1_000_000
+MICROSECONDS_OF_A_DAY = 86_400_000_000
 
 
 class Column(NamedTuple):
-    """Summary of a column: its values, or their quantiles, and how often each occurs."""
+    """Summary of a column: its values, or their quantiles, and how often each occurs.
+
+    Those of dates and durations, the `times`, are numbers of days.
+    """
 
     name: str
     levels: np.ndarray
     counts: np.ndarray
     discrete: bool
+    times: str = ""
+
+    def numbers_of(self, X: Any, j: int) -> np.ndarray:
+        """Column `j` of a table as numbers; of dates and durations as days."""
+        found = column_of(read_times(X)[0] if self.times else X, j)
+        return np.asarray(found, dtype=float)
+
+    def in_own_units(self, values: np.ndarray) -> np.ndarray:
+        """Values as they are in the column: dates and durations, if it holds these."""
+        if not self.times:
+            return values
+        found: np.ndarray = (values * MICROSECONDS_OF_A_DAY).round().astype("m8[us]")
+        return found + np.datetime64(0, "us") if self.times == DATES else found
 
 
-def summarise_columns(X: Any) -> list[Column] | None:
-    """Summaries of the columns of a table; None if X does not have two dimensions."""
+def summarise_columns(X: Any, *, text_is_dates: bool) -> list[Column] | None:
+    """Summaries of the columns of a table; None if X does not have two dimensions.
+
+    With `text_is_dates`, columns of text where all entries are dates are dates.
+    """
     shape = X.shape if hasattr(X, "shape") else np.shape(X)
     if len(shape) != 2:
         return None
     n, d = shape
     some = np.linspace(0, n - 1, min(n, MAX_ROWS, max(100, MAX_ENTRIES // max(1, d))))
-    table = as_table(take_rows(X, some.astype(int)))
+    table, times = read_times(
+        as_table(take_rows(X, some.astype(int))), None if text_is_dates else ()
+    )
     names = column_names(table)
-    return [
+    found = [
         summarise_column(name, present_values(column_of(table, j))) for j, name in enumerate(names)
     ]
+    return [column._replace(times=times.kinds.get(j, "")) for j, column in enumerate(found)]
 
 
 def numeric_columns(X: Any) -> Iterator[tuple[str, np.ndarray]]:
@@ -128,10 +152,14 @@ def with_column(X: Any, j: int, values: np.ndarray, *, keep_dtype: bool) -> Any:
     old = column_of(wide, j)
     if hasattr(X, "iloc"):
         new = type(old)(flat, index=wide.index)
+        if getattr(old.dtype, "tz", None) is not None and flat.dtype.kind == "M":
+            new = new.dt.tz_localize("UTC").dt.tz_convert(old.dtype.tz)
         keep = keep_dtype and getattr(old.dtype, "kind", "O") in "biu"
         wide = wide.copy()
         wide.isetitem(j, new.astype(old.dtype) if keep else new)
         return wide
     new = type(old)(old.name, flat.tolist())
+    if getattr(old.dtype, "time_zone", None) is not None and flat.dtype.kind == "M":
+        new = new.dt.replace_time_zone("UTC").dt.convert_time_zone(old.dtype.time_zone)
     keep = keep_dtype and (old.dtype.is_integer() or str(old.dtype) == "Boolean")
     return wide.with_columns(new.cast(old.dtype) if keep else new)

@@ -35,6 +35,8 @@ from skebm._validation import (
     set_seeds,
     warn,
 )
+from skebm.base import DataWarning, LikelihoodWarning, SettingWarning
+from skebm.base.processes import without_warnings
 from skebm.estimators.base import (
     atomic,
     non_default_parameters,
@@ -56,7 +58,6 @@ from skebm.estimators.outlier.fitting import (
     Copies,
     Split,
     default_estimator,
-    each_warning_once,
     fit_model,
     fold_splits,
     for_each_model,
@@ -75,6 +76,7 @@ from skebm.estimators.outlier.thresholds import (
     check_fdr,
     effective_rows,
 )
+from skebm.estimators.tables.encoding import TableEncoder
 from skebm.estimators.tables.gross import gross_rows
 from skebm.training.streams import SourceMixin, open_table, sample_of, table_or_header
 
@@ -354,7 +356,8 @@ class EnergyOutlierDetector(SourceMixin, OutlierMixin, MetaEstimatorMixin, BaseE
         scored = zip(models, held_out, strict=True)
         calls = [(measure, self.statistic, model, X, rows) for model, rows in scored]
         values = for_each_model(calls, "threshold", self.n_jobs, self.verbose)
-        self.estimators_, self._columns = models, summarise_columns(X)
+        self.estimators_ = models
+        self._columns = summarise_columns(X, text_is_dates=self.estimator is None)
         self._fitted_params = {
             name: getattr(self, name) for name in ("method", "statistic", "contamination")
         }
@@ -442,8 +445,7 @@ class EnergyOutlierDetector(SourceMixin, OutlierMixin, MetaEstimatorMixin, BaseE
             if self.random_state is not None:
                 set_seeds(model, random)
             calls.append((fit_model, model, X, y, params, rows, self.trim, seed))
-        with each_warning_once():
-            fitted = for_each_model(calls, "fit", self.n_jobs, self.verbose)
+        fitted = for_each_model(calls, "fit", self.n_jobs, self.verbose)
         self.n_trimmed_ = sum(n_far for _, n_far in fitted)
         return [model for model, _ in fitted], [held_out for _, held_out in splits]
 
@@ -505,14 +507,14 @@ class EnergyOutlierDetector(SourceMixin, OutlierMixin, MetaEstimatorMixin, BaseE
             warn(
                 f"contamination='auto' means {DEFAULT_LEVEL}, but {threshold.n_rows} calibration "
                 f"rows allow no level below {threshold.level:.3g}, which is used instead.",
-                UserWarning,
+                SettingWarning,
             )
         value = threshold.offset([0.0] * len(self.estimators_))
         if not math.isfinite(value):
             warn(
                 f"The threshold is {value}: more than {threshold.level:.3g} of the rows compared "
                 "with have that value, so they cannot be discriminated from outliers.",
-                UserWarning,
+                DataWarning,
             )
 
     @available_if(_takes_more_rows)
@@ -559,6 +561,12 @@ class EnergyOutlierDetector(SourceMixin, OutlierMixin, MetaEstimatorMixin, BaseE
             raise AttributeError("A cross-conformal detector has estimators_, one for each fold.")
         return self.estimators_[0]
 
+    def _get_fitted_attr_html(self, doc_link: str = "") -> Any:
+        """The table of fitted attributes in scikit-learn's diagram, and that of the columns."""
+        found = super()._get_fitted_attr_html(doc_link)
+        first = getattr(self.estimators_[0], "steps", [(None, self.estimators_[0])])[0][1]
+        return first._with_columns(found) if isinstance(first, TableEncoder) else found
+
     @property
     def _density(self) -> Any:
         """The density for :mod:`skebm._densities`, if the statistic is a log density."""
@@ -584,7 +592,8 @@ class EnergyOutlierDetector(SourceMixin, OutlierMixin, MetaEstimatorMixin, BaseE
         check_is_fitted(self)
         if self._param("statistic") != "log_density":
             return self._threshold.offset([0.0] * len(self.estimators_))
-        return self._threshold.offset([log_normaliser(model) for model in self.estimators_])
+        with without_warnings(LikelihoodWarning):
+            return self._threshold.offset([log_normaliser(model) for model in self.estimators_])
 
     # ---------------------------------------------------------------- rows
 
@@ -633,9 +642,10 @@ class EnergyOutlierDetector(SourceMixin, OutlierMixin, MetaEstimatorMixin, BaseE
         if len(self.estimators_) > 1:
             return self.decision_function(X) + self.offset_
         statistic = self._param("statistic")
-        return measure(
-            log_density if statistic == "log_density" else statistic, self.estimators_[0], X
-        )
+        with without_warnings(LikelihoodWarning):  # log Z moves all rows alike
+            return measure(
+                log_density if statistic == "log_density" else statistic, self.estimators_[0], X
+            )
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Statistic minus the threshold: negative for outliers. Needs no log Z.

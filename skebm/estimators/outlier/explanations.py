@@ -115,8 +115,8 @@ def explain_by_imputation(
     for j, column in enumerate(columns):
         grid = ConditionalGrid(statistic, X, j, column, weighted=conditional)
         contributions[:, j] = difference(grid.mean_statistic(), own)
-        expected[:, j] = grid.expected()
-    values = [np.asarray(column_of(X, j)).astype(object) for j in range(len(columns))]
+        expected[:, j] = as_objects(column.in_own_units(grid.expected()))
+    values = [as_objects(np.asarray(column_of(X, j))) for j in range(len(columns))]
     return Explanation(
         contributions,
         as_floats(np.column_stack(values)),
@@ -142,6 +142,13 @@ def _names_of_last_step(before: list[Any], X: Any) -> list[str]:
     return column_names(X)
 
 
+def as_objects(values: np.ndarray) -> np.ndarray:
+    """Values as objects of Python; dates in microseconds, as others would be whole numbers."""
+    if values.dtype.kind in "Mm":
+        values = values.astype(f"{values.dtype.kind}8[us]")
+    return values.astype(object)
+
+
 def as_floats(values: np.ndarray) -> np.ndarray:
     """Values as floats if every entry is a number, otherwise unchanged."""
     try:
@@ -156,7 +163,7 @@ class ConditionalGrid:
     def __init__(
         self, statistic: Statistic, X: Any, j: int, column: Column, *, weighted: bool
     ) -> None:
-        self.statistic, self.X, self.j = statistic, X, j
+        self.statistic, self.X, self.j, self.column = statistic, X, j, column
         levels, self.discrete = column.levels, column.discrete
         if len(levels) == 0:
             raise ValueError(f"Column {column.name} has no values to impute from.")
@@ -177,7 +184,7 @@ class ConditionalGrid:
         Given other anomalous columns, the conditional density may be high there; otherwise the grid
         has to extend to where the density vanishes.
         """
-        own = np.asarray(column_of(self.X, self.j), dtype=float)
+        own = self.column.numbers_of(self.X, self.j)
         own = np.where(np.isfinite(own), own, levels[0])[:, None]
         edge = own.clip(levels[0], levels[-1])
         return edge + 1.5 * (own - edge) * 0.5 ** np.arange(N_OUTSIDE)
@@ -188,7 +195,8 @@ class ConditionalGrid:
         found = []
         for start in range(0, len(points), step):
             rows = slice(start, start + step)
-            table = with_column(self.X[rows], self.j, points[rows], keep_dtype=self.discrete)
+            values = self.column.in_own_units(points[rows])
+            table = with_column(self.X[rows], self.j, values, keep_dtype=self.discrete)
             found.append(self.statistic(table))
         return np.concatenate(found).reshape(points.shape)
 

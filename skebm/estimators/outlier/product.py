@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from scipy.special import logsumexp
 from sklearn.base import BaseEstimator, DensityMixin, clone
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.frozen import FrozenEstimator
 from sklearn.mixture import BayesianGaussianMixture
 from sklearn.mixture import GaussianMixture as SklearnMixture
@@ -42,7 +41,7 @@ from skebm._validation import (
     warn,
     warn_of_booleans,
 )
-from skebm.base import LogPartition, torchtools
+from skebm.base import LikelihoodWarning, LogPartition, torchtools
 from skebm.base.energy import check_temperature
 from skebm.base.processes import Workers, lock_of, progress_bar
 from skebm.base.sampler import whole_number
@@ -469,9 +468,9 @@ class ProductOfDensities(SourceMixin, DensityMixin, Composition, BaseEstimator):
                 "experts disagree where they have most of their mass"
             )
             warn(
-                f"log Z may be wrong by nats: {reason}. Energies and ranks need no log Z; raise "
-                "n_draws, or use experts that are more alike.",
-                ConvergenceWarning,
+                f"log Z may be wrong by nats: {reason}.",
+                LikelihoodWarning,
+                ("Raise n_draws, or use experts that are more alike.", "n_draws"),
             )
         if self._is_pool:  # then Z is at most 1 by Hoelder's inequality
             upper = float(np.fmin(upper, 0.0))

@@ -181,7 +181,7 @@ class ClassFamily(Family, JointModel):
         if is_kept(found, of_all_rows):
             return self
         if found.gain + found.error < 0:
-            warn_of_base(found, of_all_rows, "p(x)")
+            warn_of_base(found, "p(x)")
         return replace(self, p_is_base=True)
 
     def proper_score(self, recipe: ClassRecipe, rows: Rows, energy: ClassRBM) -> Tensor:

@@ -165,6 +165,8 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
         One entry per epoch: ``cross_entropy`` and ``accuracy`` on a hundred training rows (no
         accuracy if none of these has a label); energy gap, reconstruction error; learning rate,
         seconds.
+    converged_ : bool
+        Whether the last fit ended without a :class:`~skebm.base.TrainingWarning`.
     n_iter_, n_restarts_ : int
         Number of epochs, and number of roll-backs.
     energy_, net_ : ClassRBM, EnergyNet

@@ -249,6 +249,8 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
     <<log_partition, offset_>>
     history_ : list of dict
         One entry per epoch: losses, energy gap, reconstruction error, learning rate, seconds.
+    converged_ : bool
+        Whether the last fit ended without a :class:`~skebm.base.TrainingWarning`.
     n_iter_, n_restarts_ : int
         Number of epochs, including those of earlier warm starts and of `partial_fit`, and number of
         roll-backs.

@@ -11,12 +11,21 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import torch
 from sklearn.base import clone
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm._validation import warn
-from skebm.base import Binary, Categorical, ChainState, Clamp, Objective, Real, Sampler
+from skebm.base import (
+    Binary,
+    Categorical,
+    ChainState,
+    Clamp,
+    Objective,
+    Real,
+    Sampler,
+    TrainingWarning,
+)
 from skebm.base.domains import parts_of
+from skebm.base.processes import Notice, repeat
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution, IndependentBernoulli
 from skebm.estimators.base import (
@@ -51,7 +60,12 @@ from skebm.training import SGD
 from skebm.training.guard import ENOUGH_STEPS
 from skebm.training.plan import TrainingPlan, asked_steps, plan_of
 from skebm.training.rows import Rows
-from skebm.training.selection import LogRatioOf, epochs_by_halves, rows_apart
+from skebm.training.selection import (
+    WORTH_A_WARNING,
+    LogRatioOf,
+    epochs_by_halves,
+    rows_apart,
+)
 from skebm.training.trials import ERROR, GAIN
 
 if TYPE_CHECKING:
@@ -85,9 +99,6 @@ N_COMPLETIONS = 10
 # Gibbs steps that draw missing entries anew where rows come once, in `partial_fit`.
 STREAMING_STEPS = 5
 GIBBS = Gibbs()
-# What counts as a gain of held-out rows, or as a rise of its mean over a quarter of the
-# assessments, in nats.
-LEAST_RISE = 0.1
 
 
 @dataclass(frozen=True)
@@ -244,40 +255,44 @@ class RBMFamily(Family, JointModel):
         mixed = not isinstance(recipe.table.domain, Binary)
         narrow = self.units.narrow(net.module_.energy, recipe.table) if mixed else ""
         if narrow:
-            warn(narrow, ConvergenceWarning)
+            warn(narrow, TrainingWarning, self.units.remedy_of_narrow)
         if self.by_halves and recipe.plan.n_iter == 0:
             warn(
-                f"Models of one half of the {len(rows)} rows never made the other half more likely "
-                "than their base does, so that the base is left as it is (n_iter_ is 0). More rows "
-                "or fewer n_components may find more; n_iter= trains in any case.",
-                ConvergenceWarning,
+                f"The base is left as it is (n_iter_ is 0): models of one half of the {len(rows)} "
+                "rows never made the other half more likely.",
+                TrainingWarning,
+                ("Use more rows or fewer n_components; n_iter= trains.", "n_components", "n_iter"),
+                ("Use more rows.",),
             )
-        what = self.why_not_converged(recipe, net, rows)
-        if what:
-            warn(f"Training has not converged: {what}", ConvergenceWarning)
+        notice = self.why_not_converged(recipe, net, rows)
+        if notice is not None:
+            repeat([notice])
 
-    def why_not_converged(self, recipe: Any, net: EnergyNet, rows: Rows) -> str:
-        """What held-out rows say of a training that was too short; empty if it was not."""
+    def why_not_converged(self, recipe: Any, net: EnergyNet, rows: Rows) -> Notice | None:
+        """What held-out rows say of a training that was too short; None if it was not."""
         found = [row for row in net.history[net.n_before_ :] if GAIN in row]
         if not recipe.n_guards or net.note_ or not found:
-            return ""
+            return None
         n_iter, per_epoch = net.max_epochs, math.ceil(len(rows) / recipe.plan.batch_size)
         # With a rate that decays, the end of a short fit rises little, however far it has to go.
         part = "half" if self.short else "quarter"
         rise = still_rising([row[GAIN] for row in found], 2 if self.short else 1)
         if rise is not None:
-            return (
-                f"in the last {part} of {n_iter} epochs held-out rows still became {rise:.2g} nats "
-                f"more likely. Set n_iter to {2 * n_iter} or more."
+            return Notice(
+                f"Training has not converged: in the last {part} of {n_iter} epochs held-out rows "
+                f"still became {rise:.2g} nats more likely.",
+                TrainingWarning,
+                ((f"Set n_iter to {2 * n_iter} or more.", "n_iter"),),
             )
         if self.short and not is_gain(found[-1]):
             # Units of small weights may stay alike for thousands of steps before they differ.
-            return (
-                f"after {n_iter * per_epoch:,} steps held-out rows are no more likely than by the "
-                f"base alone. Set n_iter to {math.ceil(ENOUGH_STEPS / per_epoch)} or more; if this "
-                "remains, the base explains these columns."
+            return Notice(
+                f"Training has not converged: after {n_iter * per_epoch:,} steps held-out rows are "
+                "no more likely than by the base alone.",
+                TrainingWarning,
+                ((f"Set n_iter to {math.ceil(ENOUGH_STEPS / per_epoch)} or more.", "n_iter"),),
             )
-        return ""
+        return None
 
     def scoring_energy(self, recipe: Any, energy: Any) -> Any:
         return energy.with_padding()
@@ -338,12 +353,12 @@ def still_rising(gains: list[float], n_quarters: int = 1) -> float | None:
     before, last = np.array(gains[first : first + n]), np.array(gains[-n:])
     rise = float(last.mean() - before.mean())
     error = math.sqrt((before.var(ddof=1) + last.var(ddof=1)) / n)
-    return rise if rise > max(LEAST_RISE, 2 * error) else None
+    return rise if rise > max(WORTH_A_WARNING, 2 * error) else None
 
 
 def is_gain(assessed: dict[str, float]) -> bool:
     """Whether held-out rows are more likely than by the base, by 0.1 nats and two errors."""
-    return assessed[GAIN] > max(LEAST_RISE, 2 * assessed[ERROR])
+    return assessed[GAIN] > max(WORTH_A_WARNING, 2 * assessed[ERROR])
 
 
 # ------------------------------------------------------------------------------

@@ -174,6 +174,8 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
     history_ : list of dict
         One entry per pass: cross-entropy and accuracy of training frames given their true past,
         gain of held-out frames over the base, seconds.
+    converged_ : bool
+        Whether the last fit ended without a :class:`~skebm.base.TrainingWarning`.
     n_iter_, n_restarts_ : int
         Number of passes and of roll-backs.
     base_ : Distribution

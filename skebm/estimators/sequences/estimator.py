@@ -171,6 +171,8 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
         Log-likelihood given the past below which a frame is anomalous.
     history_ : list of dict
         One entry per pass: energy gap, gain of held-out frames over the base, seconds.
+    converged_ : bool
+        Whether the last fit ended without a :class:`~skebm.base.TrainingWarning`.
     n_iter_, n_restarts_ : int
         Number of passes and of roll-backs.
     learning_ : str

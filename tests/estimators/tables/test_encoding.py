@@ -74,17 +74,6 @@ def test_new_and_declared_levels_that_fit_did_not_meet_are_far():
     assert z.filter(like="city_").iloc[0, :3].tolist() == [0, 0, 0]
 
 
-def test_the_rarest_levels_are_directions():
-    X = pd.DataFrame({"k": list("aaaabbbcd"), "x": np.arange(9.0)})
-    encoder = TableEncoder(max_levels=3).fit(X)
-    assert encoder.get_feature_names_out().tolist() == ["x", "k_a", "k_b", "k_rare", "k_unseen"]
-    z = encoder.transform(X)
-    assert z[:7, 3].tolist() == [0] * 7
-    rare = z[7:, 1:4]  # directions of their own
-    np.testing.assert_allclose(np.linalg.norm(rare, axis=1), 1)
-    assert abs(rare[0] - rare[1]).max() > 0.1
-
-
 def test_missing_entries_are_those_of_the_nearest_row():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(300, 1))
@@ -249,9 +238,8 @@ def test_sparse_tables_are_refused_with_a_remedy():
 def test_parameters_reach_the_encoder():
     detector = EnergyOutlierDetector(random_state=0).fit(frame())
     encoder = clone(detector.estimator_[0]).set_params(max_levels=2)
-    assert encoder.fit(frame()).get_feature_names_out().tolist()[3:6] == [
-        *("city_Rome", "city_rare", "city_unseen")
-    ]
+    names = encoder.fit(frame()).get_feature_names_out().tolist()
+    assert names[3:6] == ["city_rarity", "city_Rome", "city_unseen"]
 
 
 def test_no_level_is_more_abnormal_than_rarer_ones():
@@ -267,5 +255,6 @@ def test_no_level_is_more_abnormal_than_rarer_ones():
         *found, unseen = model.score_samples(levels)
         groups = pd.Series(found).groupby(pd.cut(counts.to_numpy(), [0, 1, 3, 9, 49, 1500]))
         means = groups.mean().to_numpy()
-        assert (np.diff(means) > 0).all(), means
-        assert unseen < min(found)
+        assert (np.diff(means) >= 0).all(), means
+        assert np.ptp(means) > 0.5, means
+        assert unseen <= min(found)

@@ -163,6 +163,8 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
         One entry per epoch. Twenty entries of a fit also have ``gain_over_base`` and
         ``gain_error``: the mean log-likelihood ratio of held-out rows to the base, and its standard
         error, in nats.
+    converged_ : bool
+        Whether the last fit ended without a :class:`~skebm.base.TrainingWarning`.
     n_iter_, n_restarts_ : int
         Number of epochs and of roll-backs.
     energy_, net_ : ConditionalEnergy, EnergyNet

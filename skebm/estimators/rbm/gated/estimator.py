@@ -148,6 +148,8 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
     history_ : list of dict
         One entry per epoch: energy gap, reconstruction error of y; learning rate, seconds; a few
         times per fit also ``gain_over_base`` and ``gain_error`` of held-out pairs, in nats.
+    converged_ : bool
+        Whether the last fit ended without a :class:`~skebm.base.TrainingWarning`.
     n_iter_, n_restarts_ : int
         Number of epochs, and number of roll-backs.
     energy_, net_ : GatedEnergy, EnergyNet

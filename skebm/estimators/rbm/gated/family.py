@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm._validation import warn
-from skebm.base import Real, sampling
+from skebm.base import Real, TrainingWarning, sampling
 from skebm.distributions import Distribution, Gaussian, IndependentBernoulli
 from skebm.energies import GatedEnergy
 from skebm.energies.rbm.gated import MAX_LOG_PRECISION
@@ -112,8 +111,9 @@ class GatedFamily(Family):
             warn(
                 f"The variances of columns {places} of y given x and the mapping units became the "
                 f"least that is allowed, {math.exp(-MAX_LOG_PRECISION):.0e} of those of the "
-                "columns, which are constant or determined by x. Drop them if they are constant.",
-                ConvergenceWarning,
+                "columns, which are constant or determined by x.",
+                TrainingWarning,
+                ("Drop them if they are constant.",),
             )
 
 
