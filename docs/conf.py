@@ -30,6 +30,7 @@ page_outputs = [
     "guide/anomalies",
     "guide/choose",
     "guide/classify",
+    "guide/columns",
     "guide/judge",
     "guide/log_partition",
     "guide/migrate",

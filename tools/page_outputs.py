@@ -36,6 +36,7 @@ class Step(NamedTuple):
 
     source: str
     text: str
+    table: str  # of a frame, as HTML
     figures: list[bytes]
 
 
@@ -61,13 +62,17 @@ def steps(program: str, namespace: dict[str, Any], where: str = "<page>") -> Ite
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             value = value_of(statement, namespace, where)
-        text = printed.getvalue().rstrip() + ("" if value is None else shown(value))
+        text, table = printed.getvalue().rstrip(), ""
+        if hasattr(value, "to_html") and not hasattr(value, "get_params"):
+            table = value.to_html(border=0)
+        elif value is not None:
+            text += shown(value)
         figures = drawn_figures()
-        if text or figures:
-            yield Step("\n".join(pending).strip("\n"), text, figures)
+        if text or table or figures:
+            yield Step("\n".join(pending).strip("\n"), text, table, figures)
             pending = []
     if pending:
-        yield Step("\n".join(pending).strip("\n"), "", [])
+        yield Step("\n".join(pending).strip("\n"), "", "", [])
 
 
 def value_of(statement: ast.stmt, namespace: dict[str, Any], where: str) -> Any:
@@ -129,9 +134,11 @@ def page_settings() -> Iterator[None]:
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.chdir(folder),
-        np.printoptions(precision=3, suppress=True, threshold=20, linewidth=WIDTH, legacy="1.25"),
+        np.printoptions(
+            precision=3, suppress=True, threshold=20, edgeitems=2, linewidth=WIDTH, legacy="1.25"
+        ),
         pd.option_context("display.width", WIDTH, "display.precision", 3, "display.max_rows", 12),
-        pd.option_context("display.max_columns", 20),
+        pd.option_context("display.max_columns", 20, "display.max_colwidth", None),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("error")
@@ -170,6 +177,10 @@ class PageOutputs(SphinxTransform):
                 output = nodes.literal_block(step.text, step.text, language="none")
                 output["classes"] = ["output"]
                 yield output
+            if step.table:
+                # The class lets a wide table scroll.
+                box = f'<div class="output pst-scrollable-table-container">{step.table}</div>'
+                yield nodes.raw(box, box, format="html")
             for j, png in enumerate(step.figures):
                 yield self.image(png, f"{where}-{i}-{j}", step.source.splitlines()[-1])
 

@@ -33,6 +33,8 @@ from sklearn.base import (
 from torch import Tensor
 
 from skebm._validation import (
+    DEVICE,
+    DTYPE,
     Interval,
     StrOptions,
     check_columns,
@@ -45,6 +47,7 @@ from skebm._validation import (
     mask_as_missing,
     names_compared,
     resolve_device,
+    torch_dtype_of,
     validate_data,
     warn,
     warn_of_booleans,
@@ -67,6 +70,7 @@ from skebm.base.processes import collect_warnings, lock_of, repeat
 from skebm.base.processes.modes import TorchModes
 from skebm.base.sampler import whole_number
 from skebm.energies.neural import network_from_state, network_to_state
+from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.recipe import Recipe
 from skebm.estimators.storage import pack, package_version, unpack
 from skebm.estimators.tables.columns import Coding
@@ -102,8 +106,8 @@ COMMON_CONSTRAINTS: dict[str, list[Any]] = {
     "warm_start": ["boolean"],
     "random_state": ["random_state"],
     "verbose": ["verbose"],
-    "device": [str],
-    "dtype": [StrOptions({"float32", "float64"})],
+    "device": DEVICE,
+    "dtype": DTYPE,
     "net_params": [dict, None],
 }
 # Of models with one log Z, and of densities among them.
@@ -217,7 +221,8 @@ def set_nested_params(estimator: BaseEstimator, params: dict[str, Any]) -> None:
     for name in params:
         owner, _, rest = name.partition("__")
         holder = params.get(owner, getattr(estimator, owner, None))
-        if not rest or owner not in known or hasattr(holder, "set_params"):
+        settable = hasattr(holder, "set_params") and not isinstance(holder, type)
+        if not rest or owner not in known or settable:
             continue
         inner = {k.removeprefix(f"{owner}__") for k in params if k.startswith(f"{owner}__")}
         make = getattr(estimator, "_config_of", None)
@@ -277,7 +282,7 @@ def fraction_of_early_stopping(early_stopping: Any) -> float | None:
 # ------------------------------------------------------------------------------
 
 
-class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
+class BaseEBM(DocLinkMixin, SourceMixin, BaseEstimator, abc.ABC):
     """Base class of energy-based estimators; subclasses implement the three hooks below."""
 
     # Factories for ``<parameter>__<name>`` if the parameter is None or a string.
@@ -383,7 +388,7 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
         if not go_on and isinstance(table.domain, Numbers):
             conditions = [j for block in table.given for j in block.columns]
             warn_of_booleans(self, given, conditions)
-        rows = table.rows(X, device=device, dtype=getattr(torch, self.dtype), weight=weight)
+        rows = table.rows(X, device=device, dtype=torch_dtype_of(self.dtype), weight=weight)
         rows.y = None if y is None else torch.as_tensor(y, device=device)
         rows.left_out = left_out
         table.prepare(rows)

@@ -32,6 +32,7 @@ from skebm.base.objective import FusedSteps
 from skebm.base.processes import Notice, may_draw, progress_bar, repeat, threads
 from skebm.base.processes.modes import TorchModes
 from skebm.base.torchtools import SGD, searches_steps
+from skebm.training.callbacks import check_callbacks
 from skebm.training.distributed import (
     ALONE,
     DataParallel,
@@ -415,6 +416,7 @@ class EnergyNet(NeuralNet):
         """
         if not self.initialized_:
             self.initialize()
+        check_callbacks(self)
         self.interrupted_ = True  # until the loop has come to its end
         self.n_before_ = len(self.history)
         self.guard_ = Guard(seldom=self.log_ratios_ is not None)

@@ -217,7 +217,7 @@ CASES = {
         ),
     },
     ScoreMatchingDensity: {
-        "denoising": ScoreMatchingDensity(**small, base="gaussian"),
+        "denoising": ScoreMatchingDensity(**small, **few_draws, base="gaussian"),
         "stack": ScoreMatchingDensity(**small),
         "exact": ScoreMatchingDensity(**exact),
         "sliced": ScoreMatchingDensity(
@@ -237,14 +237,14 @@ CASES = {
         "module": ScoreMatchingDensity(**small | {"network": tanh}, **few_draws),
     },
     ContrastiveDivergenceDensity: {
-        "persistent": ContrastiveDivergenceDensity(**sampled, base="mixture"),
+        "persistent": ContrastiveDivergenceDensity(**sampled, **few_draws, base="mixture"),
         "replay": ContrastiveDivergenceDensity(
             **small, **few_draws, chains=ReplayBuffer(n_steps=2, size=128)
         ),
         "data": ContrastiveDivergenceDensity(
             **small, **few_draws, chains=FromData(n_steps=2), sampler=Langevin(0.01)
         ),
-        "noise": ContrastiveDivergenceDensity(**small, **few_draws, chains=FromNoise(n_steps=2)),
+        "noise": ContrastiveDivergenceDensity(**small, chains=FromNoise(n_steps=2)),
         "reweight": ContrastiveDivergenceDensity(
             **fixed_step | {"chains": Persistent(n_steps=2, reweight=True)}
         ),
@@ -291,7 +291,7 @@ CASES = {
         ),
     },
     NCEDensity: {
-        "gaussian-noise": NCEDensity(**small, noise="gaussian"),
+        "gaussian-noise": NCEDensity(**small, **few_draws, noise="gaussian"),
         "stack": NCEDensity(**small),
         "kernel": NCEDensity(**small, **few_draws, noise="kernel", early_stopping=True),
         "bridges": NCEDensity(**small, **few_draws, noise="gaussian", n_bridges=2),
@@ -1361,7 +1361,7 @@ def ways_to_store(*values):
     return [by_pickle] if of_others else [by_pickle, by_skops]
 
 
-@pytest.mark.parametrize("case", tiered(INSTANCES, [*FIRST, FLOW]))
+@each_case
 def test_a_stored_model_is_the_same_model(case):
     X, model = new_data(case), _fitted(case)  # itself, as copies have been stored
     expected, score, X_missing = outputs(model, X), model.score(X), with_missing(case, X)
@@ -1394,7 +1394,7 @@ def test_an_unfitted_model_is_stored(case):
             case,
             params,
             id=f"{name}-{'-'.join(params)}",
-            marks=() if name in FEW or (name in [*BODIES, FLOW] and not params) else full,
+            marks=() if name in FEW or (name in BODIES and not params) else full,
         )
         for name, case in INSTANCES.items()
         for params in kind(case).optimizers

@@ -37,6 +37,12 @@ def test_figures_stand_below_the_statement_that_draws_them():
     assert found[0].figures[0].startswith(b"\x89PNG")
 
 
+def test_frames_are_tables():
+    pytest.importorskip("pandas")
+    found = [*steps("import pandas as pd\npd.DataFrame({'a': [1]})", {})]
+    assert found[0].text == "" and "<td>1</td>" in found[0].table
+
+
 def test_a_program_that_fails_or_warns_ends_the_build():
     with pytest.raises(ZeroDivisionError):
         [*steps("1 / 0", {})]

@@ -25,6 +25,7 @@ from skebm._validation import (
 )
 from skebm.base import DataWarning, SamplingWarning
 from skebm.energies import BoltzmannMachine
+from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import atomic, non_default_parameters, warn_without_effect
 from skebm.estimators.tables.frames import frame_like
 from skebm.training.streams import SourceMixin
@@ -384,7 +385,9 @@ def _ratio(product: np.ndarray, squares: np.ndarray) -> np.ndarray:
 # ------------------------------------------------------------------------------
 
 
-class HopfieldMemory(SourceMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+class HopfieldMemory(
+    DocLinkMixin, SourceMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstimator
+):
     r"""Associative memory: a Hopfield network, which recalls stored rows from corrupted ones.
 
     `fit` stores the rows of X, the patterns :math:`\xi^\mu`, as low points of an energy;

@@ -39,6 +39,7 @@ from skebm.base.processes import Notice, collect_warnings, repeat
 from skebm.base.sampler import whole_number, whole_numbers
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
+from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import (
     assign_parameters,
     atomic,
@@ -71,7 +72,12 @@ def default_rbm() -> RBMEstimator:
 
 
 class DeepBeliefNetwork(
-    SourceMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, BaseEstimator
+    DocLinkMixin,
+    SourceMixin,
+    ClassNamePrefixFeaturesOutMixin,
+    TransformerMixin,
+    DensityMixin,
+    BaseEstimator,
 ):
     r"""Deep belief network: features, a density, samples, and a network to start training from.
 

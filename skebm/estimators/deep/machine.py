@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from skebm._validation import Interval, Options, StrOptions, check_is_fitted
+from skebm._validation import Interval, Options, StrOptions, check_is_fitted, torch_dtype_of
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
@@ -146,9 +146,9 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
     sampler : Sampler or None, default=None
         Sampler of the rows (x, h2, h4, ...); None is :class:`skebm.samplers.Gibbs`, which draws all
         even and all odd layers in turn.
-    device : str, default="auto"
-        ``"auto"`` is a GPU if there is one.
-    dtype : {"float32", "float64"}, default="float32"
+    device : str or int, default="auto"
+        ``"auto"`` is a GPU if there is one; ``"gpu"`` is one, a number k the GPU ``"cuda:k"``.
+    dtype : {"float32", "float64"} or type, default="float32"
         Precision of the computation.
     <<net_params>>
 
@@ -282,7 +282,7 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
         layers = Layers((visible.domain.n_columns, *sizes))
         n_numbers = 3.0 * layers.n_between * layers.n_row + float(X.shape[0]) * layers.n_row
         what = f"hidden_layer_sizes={self.hidden_layer_sizes} with {layers.n_visible} columns"
-        check_memory(what, n_numbers, getattr(torch, self.dtype))
+        check_memory(what, n_numbers, torch_dtype_of(self.dtype))
         return visible.in_layout(HiddenEntries(layers.n_visible, layers.n_beside))
 
     def _design(

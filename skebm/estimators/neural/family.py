@@ -15,18 +15,20 @@ from sklearn.base import clone
 from torch import Tensor, nn
 
 from skebm._validation import HasMethods, Interval, StrOptions, draw_seed
-from skebm.base import Binary, Domain, Mixed, Objective, PairwiseEnergy, Sampler
+from skebm.base import Binary, Domain, Mixed, Objective, PairwiseEnergy, Sampler, sampling
 from skebm.base import Real as RealDomain
 from skebm.distributions import Affine, Distribution, NormalizingFlow
 from skebm.energies import (
     MLP,
     Confined,
+    NetworkOf,
     NeuralEnergy,
     PairwiseCorrection,
     Spec,
     build_network,
     whitening_of,
 )
+from skebm.energies.factory import arguments_of
 from skebm.energies.neural import network_to_state
 from skebm.energies.path import unary_fields
 from skebm.estimators.base import chain_rows
@@ -80,6 +82,8 @@ COVERED, REPEATED, UNEVEN = 0.1, 5, 0.5
 # Fraction of the rows within reach of a network that corrects a flow: draws of the flow are too
 # rare near the others to constrain the network there.
 REACH = 0.99
+# Rows for which the values of an untrained network are checked.
+N_TRIED = 256
 # Second derivatives that are computed at once.
 AT_ONCE = 32
 
@@ -127,9 +131,22 @@ def hmc_of(value: Any, names: set[str]) -> Sampler:
     return HMC(n_leapfrog=5, adapt="step_size" not in names or "adapt" in names, scale="auto")
 
 
-# Factories for ``<parameter>__<name>`` if the parameter is None or a string.
+def _network_with_arguments(network: Any) -> Any:
+    """The object whose arguments are set by ``network__<name>``; None where there is none."""
+    if network is None or network is MLP:
+        return MLP()
+    if isinstance(network, nn.Module):
+        name = type(network).__name__
+        raise ValueError(
+            f"network is an object of {name}, whose arguments are those that it was made with: "
+            f"pass the class, network={name}, to set them by name."
+        )
+    return NetworkOf(network) if arguments_of(network) is not None else None
+
+
+# Factories for ``<parameter>__<name>`` if the parameter is None, a string or a class.
 CONFIGS: dict[str, Callable[[Any, set[str]], Any]] = {
-    "network": lambda value, names: MLP() if value is None else None,
+    "network": lambda value, names: _network_with_arguments(value),
     "sampler": _mala,
     "base": lambda value, names: MixtureBase() if value in ("auto", "mixture") else None,
     "optimizer": lambda value, names: AdamW(),
@@ -284,6 +301,9 @@ class NeuralFamily(Family, JointModel):
         kind: dict[str, Any] = {"image_shape": table.image_shape, "noise_levels": levels}
         return energy_of(network, table.domain, base, **kind)
 
+    def initialise(self, recipe: NeuralRecipe, energy: Any, rows: Rows) -> None:
+        check_initial_values(energy, rows)
+
     def hold_out(
         self, recipe: NeuralRecipe, rows: Rows, generator: torch.Generator
     ) -> tuple[Rows, Rows | None]:
@@ -426,6 +446,20 @@ def _with_parts(table: Table, network: nn.Module, base: Distribution | None) -> 
     return energy_of(network, table.domain, base, image_shape=table.image_shape).eval()
 
 
+def check_initial_values(energy: Any, rows: Rows) -> None:
+    """Raise `ValueError` for a network that is not finite at rows before training."""
+    x = rows.block(0, min(len(rows), N_TRIED))
+    with torch.no_grad(), sampling(energy):
+        value = energy.parametric_energy(x)
+    bad = ~value.isfinite()
+    if bad.any() and x.isfinite().all():
+        raise ValueError(
+            f"The network returns {float(value[bad][0])} for {int(bad.sum())} of the first "
+            f"{len(x)} rows, before training: check its initial weights, and logarithms, roots "
+            "and divisions for the rows that it gets, which are standardised by default."
+        )
+
+
 def energy_of(
     network: nn.Module, domain: Domain, base: Distribution | None, **kind: Any
 ) -> NeuralEnergy:
@@ -510,6 +544,12 @@ def network_of(estimator: Any) -> Any:
     return network_to_state(clone(network, safe=False))
 
 
+def takes_flat_rows(network: Any) -> bool:
+    """Whether the parameter `network` is that of flat rows, an MLP."""
+    module = network.module if isinstance(network, NetworkOf) else network
+    return module is MLP or isinstance(module, MLP | None)
+
+
 def sampler_of(estimator: Any, domain: Domain) -> Sampler:
     """A copy of the given sampler, or the default one."""
     return default_chain_sampler(domain) if estimator.sampler is None else clone(estimator.sampler)
@@ -552,7 +592,7 @@ def validation_options(estimator: Any, domain: Any, *, reset: bool) -> dict[str,
         sparse = domain == "auto" or asks_for_bits(domain)
     else:
         sparse = isinstance(estimator._recipe.table.domain, Binary)
-    images = not isinstance(estimator.network, MLP | None)
+    images = not takes_flat_rows(estimator.network)
     return {"allow_nd": images, "accept_sparse": "csr" if sparse else False}
 
 

@@ -249,10 +249,12 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
 
     Parameters
     ----------
-    network : config object, callable, nn.Module or None, default=None
+    network : config object, class, callable, nn.Module or None, default=None
         Network that maps rows (n, ...) to logits (n, K). None is :class:`skebm.energies.MLP`;
-        :class:`skebm.energies.Conv` takes images (n, C, H, W). A callable builds a module from a
-        :class:`skebm.energies.Spec`, whose ``n_classes`` is K; a module is copied with its weights.
+        :class:`skebm.energies.Conv` takes images (n, C, H, W). A class or callable builds a module
+        from ``n_features`` and ``n_classes``, or from a :class:`skebm.energies.Spec`, and its other
+        arguments are ``network__<name>`` (:class:`skebm.energies.NetworkOf`); a module is copied
+        with its weights.
     objective : {"factored", "joint"} or Hybrid, default="factored"
         Cross-entropy plus `generative_weight` times :math:`-\log p(x)`, or a joint likelihood of
         rows and classes; settings of noise, power, augmentation, sharpness-aware minimisation and

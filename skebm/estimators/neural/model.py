@@ -36,6 +36,7 @@ class NeuralMixin(PartitionMixin):
     """Methods of a model that is a network beside a base, density or classifier."""
 
     _recipe: NeuralRecipe
+    _takes_images = True  # of networks for them
 
     # ---------------------------------------------------------------- gradients
 

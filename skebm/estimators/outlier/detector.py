@@ -37,6 +37,7 @@ from skebm._validation import (
 )
 from skebm.base import DataWarning, LikelihoodWarning, SettingWarning
 from skebm.base.processes import without_warnings
+from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import (
     atomic,
     non_default_parameters,
@@ -109,7 +110,9 @@ def _has_likelihood(detector: EnergyOutlierDetector) -> bool:
     return True
 
 
-class EnergyOutlierDetector(SourceMixin, OutlierMixin, MetaEstimatorMixin, BaseEstimator):
+class EnergyOutlierDetector(
+    DocLinkMixin, SourceMixin, OutlierMixin, MetaEstimatorMixin, BaseEstimator
+):
     r"""Outlier detector from any density or score, with conformal p-values.
 
     Rows are ranked by a statistic, by default their log density, which is minus their energy up to

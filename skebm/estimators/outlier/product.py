@@ -45,6 +45,7 @@ from skebm.base import LikelihoodWarning, LogPartition, torchtools
 from skebm.base.energy import check_temperature
 from skebm.base.processes import Workers, lock_of, progress_bar
 from skebm.base.sampler import whole_number
+from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import atomic
 from skebm.estimators.tables.gross import without_gross_rows
 from skebm.estimators.tractable import (
@@ -129,7 +130,7 @@ def fit_expert(
     return found, time.perf_counter() - started
 
 
-class ProductOfDensities(SourceMixin, DensityMixin, Composition, BaseEstimator):
+class ProductOfDensities(DocLinkMixin, SourceMixin, DensityMixin, Composition, BaseEstimator):
     r"""Product of powers of densities, each fitted to the rows by itself.
 
     .. math:: p(x) = \frac1Z \prod_{k=1}^{K} q_k(x)^{w_k} , \qquad

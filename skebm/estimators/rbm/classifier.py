@@ -139,9 +139,9 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
         log Z is not estimated; `score_samples` is then -E(x).
     sampler : Sampler or None, default=None
         Sampler of p(x); None is :class:`skebm.samplers.Gibbs`.
-    device : str, default="auto"
-        ``"auto"`` is a GPU if there is one.
-    dtype : {"float32", "float64"}, default="float32"
+    device : str or int, default="auto"
+        ``"auto"`` is a GPU if there is one; ``"gpu"`` is one, a number k the GPU ``"cuda:k"``.
+    dtype : {"float32", "float64"} or type, default="float32"
         Precision of the computation.
     <<net_params>>
 

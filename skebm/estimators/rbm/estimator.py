@@ -225,9 +225,9 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
     sampler : Sampler or None, default=None
         Sampler of binary rows; None is :class:`skebm.samplers.Gibbs`. If chains mix slowly, try
         ``Gibbs(n_collapsed=k)`` for few units, or :class:`skebm.samplers.ParallelTempering`.
-    device : str, default="auto"
-        ``"auto"`` is a GPU if there is one.
-    dtype : {"float32", "float64"}, default="float32"
+    device : str or int, default="auto"
+        ``"auto"`` is a GPU if there is one; ``"gpu"`` is one, a number k the GPU ``"cuda:k"``.
+    dtype : {"float32", "float64"} or type, default="float32"
         Precision of the computation; outputs of `transform` have that of X.
     <<net_params>>
 

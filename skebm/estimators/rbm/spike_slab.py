@@ -283,9 +283,9 @@ class SpikeSlabRBM(RBMEstimator):
         then -F(x) and `score` minus the Hyvarinen score in the units of X.
     sampler : Sampler or None, default=None
         Sampler of rows; None is :class:`skebm.samplers.Gibbs`.
-    device : str, default="auto"
-        ``"auto"`` is a GPU if there is one.
-    dtype : {"float32", "float64"}, default="float32"
+    device : str or int, default="auto"
+        ``"auto"`` is a GPU if there is one; ``"gpu"`` is one, a number k the GPU ``"cuda:k"``.
+    dtype : {"float32", "float64"} or type, default="float32"
         Precision of the computation; outputs of `transform` have that of X.
     <<net_params>>
 

@@ -242,9 +242,9 @@ class SubspaceRBM(RBMEstimator):
         estimated; `score_samples` is then -F(x) and `score` the mean pseudo-likelihood.
     sampler : Sampler or None, default=None
         Sampler of the rows; None is :class:`skebm.samplers.Gibbs` over gates and units.
-    device : str, default="auto"
-        ``"auto"`` is a GPU if there is one.
-    dtype : {"float32", "float64"}, default="float32"
+    device : str or int, default="auto"
+        ``"auto"`` is a GPU if there is one; ``"gpu"`` is one, a number k the GPU ``"cuda:k"``.
+    dtype : {"float32", "float64"} or type, default="float32"
         Precision of the computation; outputs of `transform` have that of X.
     <<net_params>>
 

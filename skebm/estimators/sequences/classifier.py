@@ -157,9 +157,9 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
         Stop when the objective on held-out windows no longer improves, and keep the best weights.
     warm_start : bool, default=False
         Continue from the weights of the previous `fit`, with the same classes.
-    device : str, default="auto"
-        ``"auto"`` is a GPU if there is one.
-    dtype : {"float32", "float64"}, default="float32"
+    device : str or int, default="auto"
+        ``"auto"`` is a GPU if there is one; ``"gpu"`` is one, a number k the GPU ``"cuda:k"``.
+    dtype : {"float32", "float64"} or type, default="float32"
         Precision of the computation.
     <<net_params>>
 

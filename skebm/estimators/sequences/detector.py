@@ -24,6 +24,7 @@ from skebm._validation import (
     warn,
 )
 from skebm.base import SettingWarning
+from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import (
     atomic,
     non_default_parameters,
@@ -44,7 +45,9 @@ from skebm.estimators.sequences.table import (
 from skebm.training.streams import SourceMixin
 
 
-class SequenceOutlierDetector(SourceMixin, OutlierMixin, MetaEstimatorMixin, BaseEstimator):
+class SequenceOutlierDetector(
+    DocLinkMixin, SourceMixin, OutlierMixin, MetaEstimatorMixin, BaseEstimator
+):
     r"""Detector of anomalous frames of sequences, with conformal p-values over whole sequences.
 
     Frames of a sequence are not exchangeable, so that thresholds over held-out *frames* guarantee

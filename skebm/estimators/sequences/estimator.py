@@ -151,9 +151,9 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
         Continue from the weights of the previous `fit`.
     contamination : float in (0, 0.5] or "auto", default="auto"
         Fraction of the training frames that `predict` classifies as anomalous; ``"auto"`` is 0.1.
-    device : str, default="auto"
-        ``"auto"`` is a GPU if there is one.
-    dtype : {"float32", "float64"}, default="float32"
+    device : str or int, default="auto"
+        ``"auto"`` is a GPU if there is one; ``"gpu"`` is one, a number k the GPU ``"cuda:k"``.
+    dtype : {"float32", "float64"} or type, default="float32"
         Precision of the computation.
     <<net_params>>
 

@@ -65,6 +65,7 @@ VALUES = (
     "skebm.estimators.tables.columns.Coding",
     "skebm.estimators.tables.encoding.levels.LevelCodes",
     "skebm.estimators.tables.encoding.notes.Note",
+    "skebm.estimators.tables.encoding.numbers.Deviation",
     "skebm.estimators.tables.encoding.numbers.Feature",
     "skebm.estimators.tables.regression.Ridge",
     "skebm.estimators.tables.units.Units",

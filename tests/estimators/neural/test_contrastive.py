@@ -1040,7 +1040,6 @@ WEIGHTED = Persistent(reweight=True)
         ({"base": MixtureBase(n_components=0)}, "'n_components' parameter of MixtureBase"),
         ({"net_params": {"optimiser": 1}}, "net_params has no 'optimiser'"),
         ({"network": "mlp"}, "network"),
-        ({"network": MLP}, "class: pass an instance"),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value)),
 )

@@ -489,7 +489,7 @@ def test_scikit_learn_checks(estimator, check):
     check(estimator)
 
 
-@pytest.mark.parametrize("store", [by_pickle, by_joblib, by_skops])
+@pytest.mark.parametrize("store", leading(1, [by_skops, by_pickle, by_joblib]))
 @pytest.mark.parametrize("name", named(["discriminative"], CASES))
 def test_stored_models_go_on(name, store):
     X, y = remembering(30)

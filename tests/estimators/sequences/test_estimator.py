@@ -26,7 +26,7 @@ from skebm.training.segments import Segments
 from tests.support.callbacks import Interrupt
 from tests.support.checks import parametrize_with_checks
 from tests.support.storage import by_joblib, by_pickle, by_skops
-from tests.support.tiers import full, named
+from tests.support.tiers import full, leading, named
 
 F64 = torch.float64
 D, H = 3, 2
@@ -516,7 +516,7 @@ def test_scikit_learn_checks(estimator, check):
     check(estimator)
 
 
-@pytest.mark.parametrize("store", [by_pickle, by_joblib, by_skops])
+@pytest.mark.parametrize("store", leading(1, [by_skops, by_pickle, by_joblib]))
 @each
 def test_stored_models_go_on(name, store):
     X = pattern(60)

@@ -60,28 +60,35 @@ def detector():
 # ------------------------------------------------------------------------------
 
 
-def test_one_warning_names_the_columns_that_are_left_out():
-    with pytest.warns(UserWarning, match="'trip' .*'remark' .*columns_") as caught:
-        encoder = TableEncoder().fit(trips())
-    assert len(caught) == 1
+def test_ids_are_left_out(capsys):
+    """Without a warning, as nothing is lost by it; `verbose` prints what became of all columns."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        encoder = TableEncoder(verbose=1).fit(trips())
+    printed = capsys.readouterr().out
     said = encoder.columns_.set_index("column")["becomes"]
     assert said.index.tolist() == trips().columns.tolist()
     assert said[said == "left out"].index.tolist() == ["trip", "remark"]
     assert "rarity" in said["zone"]
     assert "end_minus_start" in said["end"]
+    assert all(f"{name!r}, " in printed for name in said.index)
     names = encoder.get_feature_names_out()
     assert len(names) == encoder.transform(trips(3)).shape[1]
     assert not any(name.startswith(("trip", "remark")) for name in names)
 
 
-def test_no_warning_where_all_columns_are_used():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        TableEncoder().fit(trips().drop(columns=["trip", "remark"]))
+def test_one_warning_names_what_is_lost():
+    X = trips()
+    X["author"] = [f"author {k}" for k in np.minimum(np.arange(N), N - 1 - np.arange(N)) % 300]
+    X["author"] = np.where(np.arange(N) % 3 == 0, X["author"], X["remark"])
+    X["cabin"] = X["author"]
+    with pytest.warns(UserWarning, match="'author', 'cabin': most .*occur once") as caught:
+        TableEncoder().fit(X)
+    assert len(caught) == 1
 
 
 def test_a_frame_of_ids_alone_is_an_error():
-    with pytest.raises(ValueError, match="No column is left.*'remark'"):
+    with pytest.raises(ValueError, match="No column is left.*'remark', text: left out"):
         TableEncoder().fit(trips()[["remark"]])
 
 
@@ -185,6 +192,33 @@ def test_new_rare_levels_score_as_rarer(detector):
     assert scores[0] > scores[1]
 
 
+def test_numbers_are_compared_with_their_means_in_levels():
+    """Where these explain most of the variance; a fare of another zone is then anomalous."""
+    random = np.random.default_rng(0)
+    zone, usual = random.integers(0, 30, 900), random.permutation(30) * 4.0
+    X = pd.DataFrame(
+        {
+            "zone": [f"z{k}" for k in zone],
+            "fare": usual[zone] + random.normal(size=900),
+            "tip": random.normal(size=900),
+        }
+    )
+    encoder = TableEncoder().fit(X)
+    names = encoder.get_feature_names_out().tolist()
+    assert "fare_given_zone" in names
+    assert "tip_given_zone" not in names
+    assert "fare_given_zone" in encoder.columns_["becomes"][0]
+    z = encoder.transform(X)[:, names.index("fare_given_zone")]
+    assert np.corrcoef(z, X["fare"] - usual[zone])[0, 1] > 0.9
+    new = X[:2].assign(zone=["z new", None])
+    assert np.isfinite(encoder.transform(new)).all()
+    np.testing.assert_array_equal(by_skops(encoder).transform(X), encoder.transform(X))
+    detector = EnergyOutlierDetector(random_state=0).fit(X[:600])
+    odd = X[600:].assign(fare=random.permutation(X["fare"][600:]))
+    scores = np.concatenate([detector.score_samples(part) for part in (X[600:], odd)])
+    assert roc_auc_score(np.repeat([1, 0], 300), scores) > 0.9
+
+
 # ------------------------------------------------------------------------------
 # Dates
 # ------------------------------------------------------------------------------
@@ -232,6 +266,7 @@ def test_hours_and_weekdays_where_they_say_something():
     assert not any("hour" in name or "week" in name for name in fitted(X).get_feature_names_out())
     weekdays = X[X["start"].dt.day_of_week < 5]
     assert "start_weekday_sin" in fitted(weekdays).get_feature_names_out()
+    assert "end_weekday_sin" not in fitted(weekdays).get_feature_names_out()  # nearly the start's
     at_noon = X.assign(start=X["start"].dt.normalize() + pd.Timedelta("12h"))
     assert "start_hour_sin" not in fitted(at_noon).get_feature_names_out()
 
@@ -256,7 +291,9 @@ def test_dates_of_any_kind_are_the_same_dates():
         "text": pd.DataFrame({"d": [day.isoformat() for day in days]}),
     }
     for kind, X in kinds.items():
-        np.testing.assert_allclose(TableEncoder().fit_transform(X), expected, err_msg=kind)
+        encoder = TableEncoder()
+        np.testing.assert_allclose(encoder.fit_transform(X), expected, err_msg=kind)
+        np.testing.assert_allclose(encoder.transform(X), expected, err_msg=kind)
 
 
 def test_dates_of_early_years():

@@ -22,6 +22,7 @@ from skebm.estimators.neural.conditional.normalisers import (
     by_quadrature,
     pilot_step,
 )
+from skebm.estimators.neural.family import check_initial_values
 from skebm.estimators.recipe import Family, Recipe
 from skebm.estimators.tables.bases import noise_level
 from skebm.estimators.tables.table import Table
@@ -90,6 +91,9 @@ class ConditionalFamily(Family):
         if self.rule == "nce":
             return RankedConditional(energy, self.n_draws)
         return ClampedDivergence(energy, self.n_steps, self.n_draws)
+
+    def initialise(self, recipe: ConditionalRecipe, energy: Any, rows: Rows) -> None:
+        check_initial_values(energy, rows)
 
     def energy(self, recipe: ConditionalRecipe, trained: ConditionalEnergy) -> ConditionalEnergy:
         """The energy of clean rows: with the base of these where training added noise."""

@@ -124,9 +124,9 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
         best weights; settings in :class:`skebm.training.EarlyStopping`.
     warm_start : bool, default=False
         Continue from the weights of the previous `fit`, with the same base and units.
-    device : str, default="auto"
-        ``"auto"`` is a GPU if there is one.
-    dtype : {"float32", "float64"}, default="float32"
+    device : str or int, default="auto"
+        ``"auto"`` is a GPU if there is one; ``"gpu"`` is one, a number k the GPU ``"cuda:k"``.
+    dtype : {"float32", "float64"} or type, default="float32"
         Precision of training. Results for pairs are computed in double precision.
     <<net_params>>
 

@@ -20,6 +20,7 @@ from skebm._validation import (
     kind_of,
     validate_data,
 )
+from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import atomic
 from skebm.estimators.sequences.series.forecast import Forecast, calendar_parts
 from skebm.estimators.sequences.series.stamps import Grid, Stamps, is_series, shown, without_stamps
@@ -36,7 +37,7 @@ SEASONAL = 0.2
 MOST_EMPTY = 20
 
 
-class Windows(TransformerMixin, BaseEstimator):
+class Windows(DocLinkMixin, TransformerMixin, BaseEstimator):
     r"""Turn a series into rows, one for each time stamp, that any density or detector takes.
 
     A row describes a value beside the `lags` values before it. By default it holds what is new in

@@ -124,8 +124,8 @@ def _times_of(
     if dtype.startswith(("datetime", "date", "timedelta", "duration")):
         kind = "m" if dtype[:2] in ("ti", "du") else "M"
         return _instants(column, kind), _on_clock(column, kind), False
-    if is_text or is_text is None and dtype.startswith(("object", "str", "large_string", "utf8")):
-        return _times_of_objects(column, name, bool(is_text))
+    if is_text or dtype.startswith(("object", "str", "large_string", "utf8")):
+        return _times_of_objects(column, name, is_text)
     return None
 
 
@@ -152,7 +152,7 @@ def _on_clock(column: Any, kind: str) -> np.ndarray | None:
 
 
 def _times_of_objects(
-    column: Any, name: str, known: bool
+    column: Any, name: str, is_text: bool | None
 ) -> tuple[np.ndarray, np.ndarray | None, bool] | None:
     """Dates and durations that are objects of Python, or text; None if it holds other things."""
     values = list(column.to_list() if hasattr(column, "to_list") else column.tolist())
@@ -176,8 +176,10 @@ def _times_of_objects(
             local = instants.copy()
             local[present] = [np.datetime64(v.replace(tzinfo=None), "us") for v in some]
         return instants, local, False
+    if is_text is False:
+        return None
     dated = [isinstance(v, str) and ISO.fullmatch(v.strip()) is not None for v in some]
-    if not known and not (some and all(dated)):
+    if not is_text and not (some and all(dated)):
         return None
     if not all(dated):
         wrong = some[dated.index(False)]
@@ -188,7 +190,7 @@ def _times_of_objects(
     try:
         read = [datetime.datetime.fromisoformat(v.strip()) for v in some]
     except ValueError:  # such as a thirtieth of February, in a column of codes
-        if not known:
+        if not is_text:
             return None
         raise
     instants[present] = [_plain_date(v) for v in read]

@@ -21,19 +21,23 @@ from skebm._validation import (
     is_frame,
     validate_data,
 )
+from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import atomic
 from skebm.estimators.tables.columns import Coding, column_names
 from skebm.estimators.tables.encoding.dates import DATES, DURATIONS, Times, read_times
 from skebm.estimators.tables.encoding.levels import LevelCodes, by_frequency, one_hot
 from skebm.estimators.tables.encoding.notes import (
+    WIDE,
     Note,
     WithTable,
     html_table,
+    say,
     text_note,
-    warn_of_notes,
 )
 from skebm.estimators.tables.encoding.numbers import (
+    Deviation,
     Feature,
+    deviations_from_levels,
     features_of_dates,
     is_row_number,
     scale_of_log,
@@ -42,7 +46,7 @@ from skebm.estimators.tables.units import extreme_factors
 from skebm.training.streams import SourceMixin
 
 
-class TableEncoder(SourceMixin, TransformerMixin, BaseEstimator):
+class TableEncoder(DocLinkMixin, SourceMixin, TransformerMixin, BaseEstimator):
     """Encode a table with columns of any kind as standardised numbers, for densities of numbers.
 
     `columns_` says what became of each column:
@@ -52,8 +56,10 @@ class TableEncoder(SourceMixin, TransformerMixin, BaseEstimator):
       weekday, where some are commoner than others, and for each pair of dates the time between them
       and whether they are in their usual order.
     - Categories and text of few levels become one-hot columns; a level that did not occur in `fit`
-      is ten standard deviations from all others. Of many levels, the rarity becomes a number.
-    - Texts that nearly all differ and numbers of rows are left out, with one warning.
+      is ten standard deviations from all others. Of many levels, the rarity becomes a number, and
+      numbers whose means in the levels explain most of their variance are also compared with these.
+    - Texts of which most occur once and numbers of rows are left out, with one warning if something
+      is lost by it: where texts recur, or are numbers for the most part.
 
     A missing entry is replaced by that of the nearest row of `fit` (among at most 2,000), as
     measured by the known columns. A mean would lie between levels, where there are no rows. This is
@@ -77,6 +83,8 @@ class TableEncoder(SourceMixin, TransformerMixin, BaseEstimator):
         Whether numbers, durations and times between dates become signed logarithms where held-out
         rows are clearly more likely on that scale, as with counts and money. The default density of
         the detector has an expert on that scale anyway.
+    verbose : int, default=0
+        1 prints what became of each column.
 
     Attributes
     ----------
@@ -102,12 +110,16 @@ class TableEncoder(SourceMixin, TransformerMixin, BaseEstimator):
         "categorical_features": ["array-like", StrOptions({"from_dtype"}), None],
         "max_levels": [Interval(Integral, 2, None, closed="left")],
         "log_scale": ["boolean"],
+        "verbose": ["verbose"],
     }
 
-    def __init__(self, categorical_features="from_dtype", *, max_levels=20, log_scale=False):
+    def __init__(
+        self, categorical_features="from_dtype", *, max_levels=20, log_scale=False, verbose=0
+    ):
         self.categorical_features = categorical_features
         self.max_levels = max_levels
         self.log_scale = log_scale
+        self.verbose = verbose
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -184,7 +196,7 @@ class TableEncoder(SourceMixin, TransformerMixin, BaseEstimator):
 
     def _learn_columns(self, X: Any, codes: np.ndarray, times: Times) -> None:
         """What becomes of each column, and the scales of those that are numbers."""
-        self._features: list[Feature] = []
+        self._features: list[Feature | Deviation] = []
         self._levels: dict[int, LevelCodes] = {}
         levels = {} if self._coding is None else self._coding.levels
         for j in range(codes.shape[1]):
@@ -194,22 +206,39 @@ class TableEncoder(SourceMixin, TransformerMixin, BaseEstimator):
                 else self._learn_numbers(X, j, codes[:, j], times.kinds.get(j, "numbers"))
             )
             self._notes.append(note)
-        of_dates = features_of_dates(self._names, codes, times, self._scale_of)
-        self._features += of_dates
-        for feature in of_dates:
-            for j in feature.columns:
-                self._notes[j] = self._notes[j].with_feature(feature)
+        self._learn_relations(codes, times)
         if not self._features and not self._levels:
             raise ValueError(
                 "No column is left: " + " ".join(note.sentence() for note in self._notes)
             )
-        warn_of_notes(self._notes)
+        say(self._notes, self.verbose)
         self._scaler = None
         if self._features:
             numbers = np.column_stack([f.values(codes, times.local) for f in self._features])
             factor = extreme_factors(*column_ranges(numbers))
             self._factor = np.ones(numbers.shape[1]) if factor is None else factor
             self._scaler = StandardScaler().fit(numbers * self._factor)
+
+    def _learn_relations(self, codes: np.ndarray, times: Times) -> None:
+        """What is made of dates beside their days, and of numbers beside wide categories."""
+        own = [
+            f
+            for f in self._features
+            if isinstance(f, Feature) and times.kinds.get(f.columns[0]) != DATES
+        ]
+        of_dates = features_of_dates(self._names, codes, times, self._scale_of)
+        own += [f for f in of_dates if f.kind == "difference"]
+        wide = {
+            j: len(level.codes) - 1
+            for j, level in self._levels.items()
+            if self._notes[j].kind == WIDE
+        }
+        made: list[Feature | Deviation] = [*of_dates]
+        made += deviations_from_levels(self._names, own, wide, codes)
+        for feature in made:
+            for j in feature.columns:
+                self._notes[j] = self._notes[j].with_feature(feature)
+        self._features += made
 
     def _learn_levels(self, X: Any, j: int, levels: tuple[Any, ...], codes: np.ndarray) -> Note:
         """Learn the columns of a categorical column; what is to be said of it."""
@@ -323,7 +352,9 @@ class TableEncoder(SourceMixin, TransformerMixin, BaseEstimator):
         import pandas as pd
 
         check_is_fitted(self)
-        return pd.DataFrame(self._notes, columns=["column", "kind", "becomes", "why"])
+        return pd.DataFrame(
+            [note[:4] for note in self._notes], columns=["column", "kind", "becomes", "why"]
+        )
 
     def _get_fitted_attr_html(self, doc_link: str = "") -> Any:
         """The table of fitted attributes in scikit-learn's diagram, and that of the columns."""

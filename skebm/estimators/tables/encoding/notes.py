@@ -10,11 +10,15 @@ import numpy as np
 from skebm._validation import warn
 from skebm.base import DataWarning
 from skebm.estimators.tables.encoding.levels import LevelCodes
-from skebm.estimators.tables.encoding.numbers import Feature
+from skebm.estimators.tables.encoding.numbers import Deviation, Feature
 
 # Fraction of the texts of a column that are numbers, above which this is said.
 MANY_NUMBERS = 0.5
+# Distinct texts, as a fraction of the rows, above which nothing is lost by leaving a column out.
+ALL_DISTINCT = 0.9
 MOST_NAMED = 5
+# The kind of a categorical column of many levels.
+WIDE = "wide categories"
 
 
 class Note(NamedTuple):
@@ -23,28 +27,27 @@ class Note(NamedTuple):
     Attributes
     ----------
     column, kind, becomes, why : str
+    lost : {"", "texts", "numbers"}
+        What is lost by it: texts that recur, or numbers among texts.
     """
 
     column: str
     kind: str
     becomes: str
     why: str
+    lost: str = ""
 
-    def with_feature(self, feature: Feature) -> Note:
+    def with_feature(self, feature: Feature | Deviation) -> Note:
         """The note of a column of which a further number is made."""
         what = feature.names[0]
-        if feature.kind == "cycle":
+        if isinstance(feature, Feature) and feature.kind == "cycle":
             what = what.removesuffix("_cos").rpartition("_")[2] + " as cosine and sine"
         return self._replace(becomes=f"{self.becomes}; {what}")
 
-    @property
-    def needs_attention(self) -> bool:
-        """Whether the column is left out, or may be read better than it was."""
-        return self.becomes == "left out" or "to_numeric" in self.why
-
     def sentence(self) -> str:
         """The note as a sentence."""
-        return f"{self.column!r} ({self.kind}): {self.becomes}, {self.why}."
+        why = f" ({self.why})" if self.why else ""
+        return f"{self.column!r}, {self.kind}: {self.becomes}{why}."
 
 
 def text_note(
@@ -52,19 +55,18 @@ def text_note(
 ) -> Note:
     """The note of a column of many levels, of which columns are made, or none."""
     n = int(counts.sum())
-    why = f"{int((counts > 0).sum())} levels in {n} rows"
+    n_levels = int((counts > 0).sum())
+    why = f"{n_levels} levels in {n} rows"
     n_numbers = sum(int(counts[k]) for k in range(len(levels)) if _is_number(levels[k]))
-    if MANY_NUMBERS * n <= n_numbers < n:
-        why += (
-            f", {n_numbers} of them numbers and others not: pandas.to_numeric(column, "
-            "errors='coerce') makes numbers of them"
-        )
     if made is None:
-        return Note(name, "text", "left out", f"nearly all differ, {why}")
+        lost = "texts" * (n_levels < ALL_DISTINCT * n)
+        if MANY_NUMBERS * n <= n_numbers < n:
+            why, lost = f"{why}, {n_numbers} of {n} are numbers", "numbers"
+        return Note(name, "text", "left out", f"most occur once, {why}", lost)
     n_own = len(made.names) - 1 - any(one == f"{name}_rarity" for one in made.names)
     parts = ["rarity of the level"] * (made.names[0] == f"{name}_rarity")
     parts += [f"a column for each of the {n_own} commonest levels"] * (n_own > 0)
-    return Note(name, "wide categories", "; ".join(parts) or "seen in fit or not", why)
+    return Note(name, WIDE, "; ".join(parts) or "seen in fit or not", why)
 
 
 def _is_number(level: Any) -> bool:
@@ -75,24 +77,39 @@ def _is_number(level: Any) -> bool:
     return True
 
 
-def warn_of_notes(notes: list[Note]) -> None:
-    """Warn once of the columns that are left out, or may be read better, and what to do."""
-    said = [note for note in notes if note.needs_attention]
-    if not said:
-        return
-    shown = " ".join(note.sentence() for note in said[:MOST_NAMED])
-    more = len(said) - MOST_NAMED
-    warn(
-        f"Columns of which a density learns nothing as they are: {shown}"
-        + (f" And {more} more." if more > 0 else ""),
-        DataWarning,
-        ("Drop or convert them; columns_ of the TableEncoder says what became of all columns.",),
+def say(notes: list[Note], verbose: int) -> None:
+    """Warn once of the columns of which something is lost; if `verbose`, print all notes."""
+    if verbose:
+        print("\n".join(["Columns:", *(note.sentence() for note in notes)]))
+    texts, numbers = (
+        [note for note in notes if note.lost == lost] for lost in ("texts", "numbers")
     )
+    said = []
+    if texts:
+        said.append(f"{_named(texts)}: most texts occur once.")
+    if numbers:
+        said.append(
+            f"{_named(numbers)}: most texts are numbers, others not; use "
+            "pandas.to_numeric(column, errors='coerce')."
+        )
+    if said:
+        warn(
+            f"Columns are left out. {' '.join(said)}",
+            DataWarning,
+            ("Drop or convert them; columns_ of the TableEncoder says what became of each.",),
+        )
+
+
+def _named(notes: list[Note]) -> str:
+    """Names of columns, of which the first few are listed."""
+    names = ", ".join(repr(note.column) for note in notes[:MOST_NAMED])
+    more = len(notes) - MOST_NAMED
+    return names + (f" and {more} more" if more > 0 else "")
 
 
 def html_table(notes: list[Note]) -> str:
     """The notes as a table of HTML that is folded, in the style of scikit-learn's diagrams."""
-    cells = ["".join(f"<td>{html.escape(part)}</td>" for part in note) for note in notes]
+    cells = ["".join(f"<td>{html.escape(part)}</td>" for part in note[:4]) for note in notes]
     head = "".join(f"<th>{name}</th>" for name in ("Column", "Kind", "Becomes", "Why"))
     body = "".join(f"<tr>{row}</tr>" for row in cells)
     return (

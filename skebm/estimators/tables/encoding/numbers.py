@@ -18,9 +18,13 @@ LEAST_GAIN, ERRORS = 0.1, 3.0
 MOST_DATES = 4
 # Rows by which the order of two dates counts as usual, and largest fraction of exceptions.
 FEWEST_FOR_RULE, MOST_EXCEPTIONS = 20, 0.05
-# Weekdays and times of day say something if they are that much likelier than all being equal.
+# Nats by which weekdays or times of day are likelier than all being equal, to say something.
 LEAST_PATTERN = 0.02
-HOURS, WEEK = 1.0, 7.0
+# Periods, in days.
+DAY, WEEK = 1.0, 7.0
+# A number is compared with its mean in a level of a wide category if these means explain at least
+# this fraction of its variance; fewest rows of a level, and most such comparisons.
+LEAST_EXPLAINED, FEWEST_OF_LEVEL, MOST_COMPARED = 0.5, 8, 8
 # Range of the numbers of rows, in rows, up to which they may count these.
 MOST_SPARSE = 2
 
@@ -59,6 +63,42 @@ class Feature(NamedTuple):
         if self.kind == "order":
             return np.where(difference < 0, UNSEEN, 0.0)[:, None]
         return signed_log(difference, self.scale)[:, None]
+
+
+class Deviation(NamedTuple):
+    """How far a number is from its mean in the level of a wide category.
+
+    Attributes
+    ----------
+    name : str
+    feature : Feature
+        The number.
+    category : int
+        Its column.
+    means : ndarray of shape (n_levels + 1,)
+        nan for levels of few rows, and for unseen ones, the last.
+    """
+
+    name: str
+    feature: Feature
+    category: int
+    means: np.ndarray
+
+    @property
+    def names(self) -> list[str]:
+        """The name, as a list."""
+        return [self.name]
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """Columns that the deviation is of."""
+        return (*self.feature.columns, self.category)
+
+    def values(self, codes: np.ndarray, local: dict[int, np.ndarray]) -> np.ndarray:
+        """The deviations, (n, 1); nan where the number or the mean is not known."""
+        level = codes[:, self.category]
+        mean = self.means[np.where(np.isnan(level), -1, level).astype(int)]
+        return self.feature.values(codes, local) - mean[:, None]
 
 
 def signed_log(x: np.ndarray, scale: float) -> np.ndarray:
@@ -102,6 +142,47 @@ def _held_out(x: np.ndarray) -> np.ndarray:
     return found
 
 
+def deviations_from_levels(
+    names: list[str], features: list[Feature], sizes: dict[int, int], codes: np.ndarray
+) -> list[Deviation]:
+    """Comparisons of numbers with their means in the levels of wide categories that explain them.
+
+    A density does not know which levels go with which numbers, as rarity is all that is left of
+    such levels. Each row is predicted by the other rows of its level.
+
+    Parameters
+    ----------
+    names : list of str
+        Of the columns.
+    features : list of Feature
+    sizes : dict of int to int
+        Number of levels of each wide category, by the number of its column.
+    codes : ndarray of shape (n, d)
+    """
+    found = []
+    for column, n_levels in sizes.items():
+        level = codes[:, column]
+        for feature in features:
+            x = feature.values(codes, {})[:, 0]
+            known = ~np.isnan(x) & (level >= 0)
+            code, value = level[known].astype(int), x[known]
+            count = np.bincount(code, minlength=n_levels + 1)
+            total = np.bincount(code, weights=value, minlength=n_levels + 1)
+            often = count[code] >= FEWEST_OF_LEVEL
+            if often.sum() < max(FEWEST_ROWS, len(x) / 2):
+                continue
+            code, value = code[often], value[often]
+            others = (total[code] - value) / (count[code] - 1)
+            explained = 1 - np.square(value - others).mean() / max(value.var(), 1e-300)
+            if explained >= LEAST_EXPLAINED:
+                enough = count >= FEWEST_OF_LEVEL
+                means = np.where(enough, total / np.maximum(count, 1), np.nan)
+                name = f"{feature.names[0]}_given_{names[column]}"
+                found.append((explained, Deviation(name, feature, column, means)))
+    found.sort(key=lambda pair: -pair[0])
+    return [deviation for _, deviation in found[:MOST_COMPARED]]
+
+
 # ------------------------------------------------------------------------------
 # Dates
 # ------------------------------------------------------------------------------
@@ -112,26 +193,30 @@ def features_of_dates(
 ) -> list[Feature]:
     """What dates say beside their day: the time of day, the weekday, and time from one to another.
 
-    A time of day or weekday is left out where all parts of the day or week are about as frequent.
+    A time of day or weekday is left out where all parts of the day or week are about as frequent,
+    and where it is nearly that of another date.
     """
     dates = [j for j, kind in times.kinds.items() if kind == DATES]
+    pairs = date_pairs(codes, dates)
+    between = {(a, b): codes[:, b] - codes[:, a] for a, b in pairs}
     found = []
     for j in dates:
-        for period, what in ((HOURS, "hour"), (WEEK, "weekday")):
-            if _has_pattern(times.local[j], period):
+        later = [value for (_, b), value in between.items() if b == j]
+        for period, what in ((DAY, "hour"), (WEEK, "weekday")):
+            if _has_pattern(times.local[j], period) and not any(
+                _repeats(value, period) for value in later
+            ):
                 parts = [f"{names[j]}_{what}_{part}" for part in ("cos", "sin")]
                 found.append(Feature("cycle", parts, (j,), period=period))
-    for start, end in date_pairs(codes, dates):
-        between = codes[:, end] - codes[:, start]
-        known = between[~np.isnan(between)]
+    for (a, b), value in between.items():
+        known = value[~np.isnan(value)]
         if not len(known):
             continue
-        name = f"{names[end]}_minus_{names[start]}"
         if np.ptp(known) > 0:
-            found.append(Feature("difference", [name], (start, end), scale_of(known)))
+            name = f"{names[b]}_minus_{names[a]}"
+            found.append(Feature("difference", [name], (a, b), scale_of(known)))
         if len(known) >= FEWEST_FOR_RULE and (known < 0).mean() <= MOST_EXCEPTIONS:
-            rule = f"{names[end]}_before_{names[start]}"
-            found.append(Feature("order", [rule], (start, end)))
+            found.append(Feature("order", [f"{names[b]}_before_{names[a]}"], (a, b)))
     return found
 
 
@@ -144,12 +229,18 @@ def date_pairs(codes: np.ndarray, dates: list[int]) -> list[tuple[int, int]]:
     return [(a, b) for k, a in enumerate(order) for b in order[k + 1 :]]
 
 
+def _repeats(between: np.ndarray, period: float) -> bool:
+    """Whether the time between two dates is mostly a small part of the period."""
+    known = np.abs(between[~np.isnan(between)])
+    return len(known) > 0 and bool((known < period / 8).mean() > 0.9)
+
+
 def _has_pattern(local: np.ndarray, period: float) -> bool:
     """Whether some hours of the day, or days of the week, are clearly commoner than others."""
     known = local[~np.isnan(local)]
     if len(known) < FEWEST_FOR_RULE:
         return False
-    n_parts = 24 if period == HOURS else 7
+    n_parts = 24 if period == DAY else 7
     counts = np.bincount((known % period / period * n_parts).astype(int), minlength=n_parts)
     if (counts > 0).sum() < 2:
         return False
