@@ -254,19 +254,15 @@ def non_default_parameters(estimator: BaseEstimator) -> dict[str, Any]:
     Those of an `objective` that is an object are among them, as ``objective__<name>``.
     """
     known = inspect.signature(type(estimator).__init__).parameters
-    found = {
-        name: value
-        for name, value in estimator.get_params(deep=False).items()
-        if not _is_default(value, known[name].default)
-    }
+    found = {}
+    for name, value in estimator.get_params(deep=False).items():
+        default = known[name].default
+        if value is not default and (type(value) is not type(default) or bool(value != default)):
+            found[name] = value
     if isinstance(found.get("objective"), BaseEstimator):
         inner = non_default_parameters(found["objective"])
         found |= {f"objective__{name}": value for name, value in inner.items()}
     return found
-
-
-def _is_default(value: Any, default: Any) -> bool:
-    return value is default or (type(value) is type(default) and bool(value == default))
 
 
 def warn_without_effect(reasons: dict[str, str]) -> None:
@@ -631,47 +627,6 @@ def _of_positive_weight(
     return X, None if y is None else y[live], None if np.ptp(weight) == 0 else weight
 
 
-def validate_coded(
-    estimator: BaseEBM,
-    X: Any,
-    plain: Callable[..., Any],
-    learn: Callable[[Any, Any], Any],
-    *,
-    reset: bool,
-    min_samples: int,
-    **kwargs: Any,
-) -> Any:
-    """Validated X, with categories as codes and missing entries as nan.
-
-    X without categories is validated by `plain`. With `reset`, `learn` finds the categories of the
-    columns, which become `_coding` of the estimator. Arrays of numbers have no categories unless
-    columns are listed.
-    """
-    X = mask_as_missing(X)
-    if isinstance(X, Spool) or is_stream(X) or is_large(X):  # which hold numbers only
-        if reset:
-            estimator._coding = None
-        return plain(X, reset=reset, min_samples=min_samples, **kwargs)
-    if reset:
-        asked = estimator.categorical_features
-        numbers = isinstance(X, np.ndarray) and X.dtype.kind in "biuf"
-        listed = not (asked is None or isinstance(asked, str))
-        estimator._coding = None if numbers and not listed else learn(X, asked)
-    coding = vars(estimator).get("_coding")
-    if coding is None:
-        return plain(X, reset=reset, min_samples=min_samples, **kwargs)
-    check_columns(estimator, X, reset=reset)
-    found = coding.encode(X, min_samples, type(estimator).__name__)
-    accepted = estimator._validation_options(reset=reset) | kwargs
-    if accepted.get("ensure_all_finite") != "allow-nan" and np.isnan(found).any():
-        name = coding.names[int(np.isnan(found).any(0).argmax())]
-        raise ValueError(
-            f"Input X contains NaN: column {name!r} has missing entries or levels unseen in fit. "
-            "Fill them in by impute, or use RBMEstimator, which takes them."
-        )
-    return found
-
-
 def names_of_data(estimator: BaseEBM) -> dict[str, Any]:
     """Columns, classes and levels that an estimator knows by name, by what they are."""
     known, coding = vars(estimator), vars(estimator).get("_coding")
@@ -748,13 +703,39 @@ else:
 class CategoriesMixin(OfModel):
     """Validation of X whose columns may be categories, which become codes."""
 
+    categorical_features: Any
+    _coding: Coding | None
+
     def _learn_coding(self, X: Any, asked: Any) -> Coding | None:
         """The categories of the columns of X, given the parameter `categorical_features`."""
         return Coding.learn(X, asked)
 
     def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
-        kwargs |= {"reset": reset, "min_samples": min_samples}
-        return validate_coded(self, X, super()._validate, self._learn_coding, **kwargs)
+        """Validated X, with categories as codes and missing entries as nan.
+
+        With `reset`, the categories of the columns become `_coding`. Arrays of numbers have none
+        unless columns are listed.
+        """
+        X = mask_as_missing(X)
+        of_numbers = isinstance(X, Spool) or is_stream(X) or is_large(X)
+        if reset:
+            asked = self.categorical_features
+            numbers = of_numbers or isinstance(X, np.ndarray) and X.dtype.kind in "biuf"
+            listed = not (of_numbers or asked is None or isinstance(asked, str))
+            self._coding = None if numbers and not listed else self._learn_coding(X, asked)
+        coding = None if of_numbers else vars(self).get("_coding")
+        if coding is None:
+            return super()._validate(X, reset=reset, min_samples=min_samples, **kwargs)
+        check_columns(self, X, reset=reset)
+        found = coding.encode(X, min_samples, type(self).__name__)
+        accepted = self._validation_options(reset=reset) | kwargs
+        if accepted.get("ensure_all_finite") != "allow-nan" and np.isnan(found).any():
+            name = coding.names[int(np.isnan(found).any(0).argmax())]
+            raise ValueError(
+                f"Input X contains NaN: column {name!r} has missing entries or levels unseen in "
+                "fit. Fill them in by impute, or use RBMEstimator, which takes them."
+            )
+        return found
 
 
 class FeaturesMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, OfModel):

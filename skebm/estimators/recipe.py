@@ -1,10 +1,6 @@
 """What a fit determines before training: one record for all families, and what a family adds to it.
 
-A :class:`Recipe` is data, and is stored with the model: the table of columns, the plan of training,
-the base, which rows guard the training, and the settings of the family. The policy that all
-families share is written here: which rows are held out, when a model is its base, and what had no
-effect. What a family of models is by itself, its energy, its objective and what a trained one
-means, is a :class:`Family`.
+Policy that all families share is here: which rows are held out, and when a model is its base.
 """
 
 from __future__ import annotations
@@ -62,8 +58,6 @@ class Recipe(Generic[F]):
     guard_seed : int or None
         Which rows these are, apart from those that the base was fitted to; None where it was fitted
         to all.
-    streaming : bool
-        Whether rows come once, in `partial_fit`.
     """
 
     table: Table
@@ -74,7 +68,6 @@ class Recipe(Generic[F]):
     base_reason: str = ""
     n_guards: int = 0
     guard_seed: int | None = None
-    streaming: bool = False
 
     def with_settings(self, **settings: Any) -> Self:
         """The same with other settings of the family."""

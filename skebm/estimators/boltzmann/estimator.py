@@ -13,13 +13,7 @@ import torch
 from sklearn.base import clone
 from torch import Tensor
 
-from skebm._validation import (
-    Interval,
-    StrOptions,
-    check_is_fitted,
-    check_weight,
-    draw_seed,
-)
+from skebm._validation import Interval, StrOptions, check_is_fitted, check_weight, draw_seed
 from skebm.base import Clamp, Sampler
 from skebm.base.sampler import whole_number
 from skebm.estimators._docs import insert_shared_docs
@@ -31,10 +25,10 @@ from skebm.estimators.base import (
     chain_rows,
     states_near,
 )
+from skebm.estimators.boltzmann.convex import CONVEX, line_search_plan, with_l1
 from skebm.estimators.boltzmann.errors import CouplingErrors, as_errors, covariance
 from skebm.estimators.boltzmann.family import (
     CHEAP_COST,
-    CONVEX,
     BoltzmannFamily,
     BoltzmannRecipe,
     check_same_edges,
@@ -43,11 +37,9 @@ from skebm.estimators.boltzmann.family import (
     cost_of_sum,
     entry_edges,
     independent,
-    line_search_plan,
     nearest_start,
     unseen_states,
     warn_of_unseen,
-    with_l1,
 )
 from skebm.estimators.boltzmann.gauge import conditional_means, zero_sum
 from skebm.estimators.boltzmann.penalties import choose_ridge

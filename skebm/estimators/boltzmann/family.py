@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -13,7 +12,7 @@ from sklearn.base import clone
 from torch import Tensor
 
 from skebm._validation import warn
-from skebm.base import Batch, Binary, Categorical, DataWarning, Objective, Sampler, TrainingWarning
+from skebm.base import Binary, Categorical, DataWarning, Objective, Sampler, TrainingWarning
 from skebm.base.domains import columns_of, parts_of
 from skebm.distributions import (
     ChowLiuTree,
@@ -26,18 +25,11 @@ from skebm.energies import BoltzmannMachine
 from skebm.energies.pairwise import same_column
 from skebm.energies.path import unary_fields
 from skebm.estimators.base import annealing_starts, at_least_two, states_near
+from skebm.estimators.boltzmann.convex import CONVEX, convex_objective, minimise
 from skebm.estimators.recipe import Family, JointModel, Recipe
 from skebm.estimators.tables.table import Table
-from skebm.objectives import (
-    ContrastiveDivergence,
-    EnumeratedLikelihood,
-    Penalty,
-    pseudo_log_likelihood,
-)
-from skebm.objectives.local import LOCAL_RULES
+from skebm.objectives import ContrastiveDivergence, Penalty, pseudo_log_likelihood
 from skebm.samplers import ChainPolicy, Gibbs, Persistent, PerturbedMAP
-from skebm.training.owlqn import OWLQN
-from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
 
 if TYPE_CHECKING:
@@ -46,9 +38,6 @@ if TYPE_CHECKING:
 # Terms of an enumeration (states times entries of a row) up to which exact learning is the default,
 # and up to which it is allowed.
 CHEAP_COST, MOST_COST = 2e7, 2e9
-CONVEX = ("exact", *LOCAL_RULES)
-# Iterations of the quasi-Newton method at most, and those without a gain of nats that end it.
-MOST_ITERATIONS, PATIENCE, TOLERANCE = 1000, 3, 1e-7
 # Coupling of two bits beyond which no table can tell it from an infinite one.
 INFINITE = 20.0
 
@@ -172,57 +161,6 @@ BoltzmannRecipe: TypeAlias = Recipe[BoltzmannFamily]
 # ------------------------------------------------------------------------------
 # Pieces
 # ------------------------------------------------------------------------------
-
-
-def line_search_plan(plan: TrainingPlan) -> TrainingPlan:
-    """The plan for steps that use all rows."""
-    return replace(
-        plan,
-        optimizer="owlqn",
-        optimizer_settings={},
-        learning_rate=1.0,
-        n_iter=MOST_ITERATIONS,
-        batch_size=2**31,
-        schedule="constant",
-        averaging=0.0,
-        patience=PATIENCE,
-        tol=TOLERANCE,
-        judged_by_training=True,
-    )
-
-
-def convex_objective(learning: str, energy: BoltzmannMachine, l1: float, l2: float) -> Objective:
-    """The objective of a rule without chains."""
-    rule = EnumeratedLikelihood if learning == "exact" else LOCAL_RULES[learning]
-    return rule(energy, l1=l1, l2=l2)
-
-
-def minimise(objective: Any, rows: Rows, l1: float, tol: float = TOLERANCE) -> None:
-    """Minimise a convex objective of rows, to where it no longer falls by `tol`."""
-    rows = rows.without_duplicates()
-    batch = Batch(rows.block(0, len(rows)), None, rows.weight)
-    energy, generator = objective.energy, torch.Generator(batch.x.device)
-    groups = [{"params": [energy.weight], "l1": l1}, {"params": [energy.bias], "l1": 0.0}]
-    optimizer: Any = OWLQN(groups)
-    optimizer.coordinates = objective.coordinates(batch)
-
-    def closure() -> Tensor:
-        value: Tensor = objective.gradients(batch, None, generator).value
-        return value
-
-    last, stale = math.inf, 0
-    for _ in range(MOST_ITERATIONS):
-        value = float(optimizer.step(closure))
-        stale = stale + 1 if value > last - tol else 0
-        if stale == PATIENCE:
-            return
-        last = min(last, value)
-
-
-def with_l1(plan: TrainingPlan, l1: float) -> TrainingPlan:
-    """The plan whose optimizer has an l1 penalty on the couplings."""
-    groups = {"param_groups": [("energy.weight", {"l1": l1})]} if l1 else {}
-    return replace(plan, optimizer_settings=groups)
 
 
 def independent(rows: Rows, domain: Any) -> Distribution:

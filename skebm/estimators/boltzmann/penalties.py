@@ -7,18 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from skebm.base import Batch
 from skebm.energies import BoltzmannMachine
-from skebm.estimators.boltzmann.family import (
-    TOLERANCE,
-    BoltzmannRecipe,
-    cost_of_sum,
-    line_search_plan,
-    minimise,
-    with_l1,
-)
+from skebm.estimators.boltzmann.convex import TOLERANCE, line_search_plan, minimise, with_l1
+from skebm.estimators.boltzmann.family import BoltzmannRecipe, cost_of_sum
 from skebm.objectives.local import LOCAL_RULES
 from skebm.training.rows import Rows
 
@@ -77,7 +70,7 @@ def choose_ridge(
     parts = order.chunk(n_parts)
     total = np.zeros(len(PRECISIONS))
     for part in parts if len(rows) < few_rows else parts[:1]:
-        train, held_out = without(rows, part), rows.subset(part)
+        train, held_out = rows.without(part)
         n_train = float(train.counts.sum())
         last: BoltzmannMachine | None = None
         for i, precision in enumerate(PRECISIONS):
@@ -98,13 +91,6 @@ def _quick(recipe: BoltzmannRecipe) -> tuple[BoltzmannRecipe, float]:
     if learning in LOCAL_RULES or quick:
         return with_rule(recipe, learning), 1.0
     return with_rule(recipe, "pseudo_likelihood"), 2.0
-
-
-def without(rows: Rows, part: Tensor) -> Rows:
-    """All rows but some."""
-    keep = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
-    keep[part] = False
-    return rows.subset(keep.nonzero().ravel())
 
 
 def loss_of(objective: Any, rows: Rows) -> float:

@@ -16,14 +16,14 @@ from skebm.base import Batch
 from skebm.base.domains import columns_of
 from skebm.base.processes import progress_bar
 from skebm.energies import BoltzmannMachine
-from skebm.estimators.boltzmann.family import CONVEX, BoltzmannRecipe
+from skebm.estimators.boltzmann.convex import CONVEX
+from skebm.estimators.boltzmann.family import BoltzmannRecipe
 from skebm.estimators.boltzmann.penalties import (
     ROUGH,
     fit_convex,
     loss_of,
     with_penalties,
     with_rule,
-    without,
 )
 from skebm.training.distributed import shows_progress
 from skebm.training.rows import Rows
@@ -178,7 +178,7 @@ def _by_folds(
     order = torch.randperm(len(rows), generator=generator, device=rows.device)
     parts = order.chunk(asked.n_folds)
     for part in progress_bar(parts, desc="graphs", disable=not shows_progress(convex.plan.verbose)):
-        train, held_out, last = without(rows, part), rows.subset(part), None
+        (train, held_out), last = rows.without(part), None
         for i, l1 in enumerate(values):
             model = fit_convex(with_penalties(convex, l1, 0.0), train, last)
             last = model.energy

@@ -137,7 +137,7 @@ class DeepFamily(Family, JointModel):
         self, recipe: DeepRecipe, energy: Any, x: Tensor, known: Tensor, generator: torch.Generator
     ) -> Tensor:
         """Mean-field steps for the hidden entries; a Gibbs step for missing columns of X."""
-        steps = STREAMING_STEPS if recipe.streaming else self.mean_field.n_train_steps
+        steps = STREAMING_STEPS if self.rbm.streaming else self.mean_field.n_train_steps
         d, completes = self.layers.n_visible, hidden_entries(recipe.table).completes
         if completes and self.layers.n_beside:
             drawn = torch.cat([x[:, :d], Bernoulli(x[:, d:]).sample(generator)], 1)

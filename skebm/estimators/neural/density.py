@@ -16,8 +16,8 @@ from skebm.estimators._docs import insert_shared_docs
 from skebm.estimators.base import (
     DENSITY_CONSTRAINTS,
     BaseDensity,
+    CategoriesMixin,
     assign_parameters,
-    validate_coded,
 )
 from skebm.estimators.neural.family import (
     CONFIGS,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 @insert_shared_docs
-class NeuralDensity(NeuralMixin, BaseDensity):
+class NeuralDensity(CategoriesMixin, NeuralMixin, BaseDensity):
     r"""Neural density with any objective: a network that corrects a base.
 
     .. math:: p(x) = \frac1Z q(x)\, e^{-f(x)} , \qquad E(x) = -\log q(x) + f(x)
@@ -269,10 +269,10 @@ class NeuralDensity(NeuralMixin, BaseDensity):
         if reset:
             self.__dict__.pop("_coding", None)  # of a fit by another objective
         if not self._objective_for(reset=reset).codes_categories:
-            return super()._validate(X, **kwargs)
+            return super(CategoriesMixin, self)._validate(X, **kwargs)
         if reset:
             self._has_booleans = bool(boolean_columns(X))
-        return validate_coded(self, X, super()._validate, Coding.learn, **kwargs)
+        return super()._validate(X, **kwargs)
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> Table:
         objective, bounds = self._training_objective(), self._setting("bounds")

@@ -268,11 +268,8 @@ def epochs_by_folds(
     more: dict[str, Any] = {"n_iter": n_iter, "n_times": n_in_fold, "net_params": net_params}
     curves = []
     for left_out in order.tensor_split(N_FOLDS):
-        kept = torch.ones(len(rows), dtype=torch.bool, device=known.device)
-        kept[left_out] = False
-        train, validation_rows = rows.subset(kept.nonzero().ravel()), rows.subset(left_out)
         log_ratios = functools.partial(class_log_ratios, rows.y[left_out])
-        net = trial_net(recipe, train, validation_rows, log_ratios, generator, **more)
+        net = trial_net(recipe, *rows.without(left_out), log_ratios, generator, **more)
         curves.append(gains_by_epoch(net))
     best = most_likely_epoch([curve for curve in curves if curve])
     return n_iter if best is None else best[0]

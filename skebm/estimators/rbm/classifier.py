@@ -16,7 +16,6 @@ from torch import Tensor
 from skebm._validation import Interval, StrOptions, check_is_fitted
 from skebm.base import Binary
 from skebm.base.domains import parts_of
-from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
 from skebm.estimators._docs import insert_shared_docs
 from skebm.estimators.base import (
@@ -44,7 +43,7 @@ from skebm.estimators.rbm.class_family import (
     weight_of_rows,
 )
 from skebm.estimators.rbm.drawing import LayersMixin, draw_visible
-from skebm.estimators.rbm.family import GibbsChains
+from skebm.estimators.rbm.family import GibbsChains, check_units
 from skebm.estimators.rbm.safety import N_HELD_OUT
 from skebm.estimators.recipe import Recipe
 from skebm.estimators.tables.bases import COLUMN_BASES, check_base_stays
@@ -277,12 +276,7 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
         all_bits = all(isinstance(part, Binary) for part in parts_of(table.domain))
         plan = class_plan(self, weight, rows, all_bits=all_bits, streaming=streaming)
         n_hidden = N_HIDDEN if self.n_components == "auto" else int(self.n_components)
-        check_memory(
-            f"n_components={n_hidden} with {rows.n_columns} columns",
-            n_hidden * (3.0 * rows.n_columns + 2 * plan.batch_size),
-            rows.dtype,
-            rows.device,
-        )
+        check_units(n_hidden, n_hidden, rows, plan.batch_size)
         if self.penalty is not None:
             self.penalty.check()
         sampler = None if self.sampler is None else clone(self.sampler)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from skebm._validation import check_is_fitted
-from skebm.base import Binary, BipartiteEnergy, Clamp, Domain, Sampler
+from skebm.base import Binary, BipartiteEnergy, Clamp, Sampler
 from skebm.base.domains import parts_of
 from skebm.base.sampler import whole_number
 from skebm.distributions import Distribution
@@ -242,7 +242,9 @@ class LayersDensityMixin(LayersMixin):
             return state.x
         _, mean = hidden_means(energy, energy.base, x, known, max(n_steps, 2), generator)
         if how == "mode":
-            bits = bits_of(energy.domain).to(x.device) & ~known
+            parts = parts_of(energy.domain)
+            bits = torch.cat([torch.full((p.n_columns,), isinstance(p, Binary)) for p in parts])
+            bits = bits.to(x.device) & ~known
             mean = torch.where(bits, (mean > 0.5).to(mean), mean)
         return mean
 
@@ -272,12 +274,6 @@ class LayersDensityMixin(LayersMixin):
         check_is_fitted(self)
         chains = self._recipe.family.chains.policy
         return int(chains.n_chains or 0) if isinstance(chains, Persistent) else self.batch_size_
-
-
-def bits_of(domain: Domain) -> Tensor:
-    """Which entries of a row are bits, (d,)."""
-    parts = parts_of(domain)
-    return torch.cat([torch.full((p.n_columns,), isinstance(p, Binary)) for p in parts])
 
 
 def check_imputation(how: str, n_draws: int | None, n_steps: int) -> None:

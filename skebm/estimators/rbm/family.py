@@ -27,10 +27,7 @@ from skebm.base import (
 from skebm.base.domains import parts_of
 from skebm.base.processes import Notice, repeat
 from skebm.base.torchtools import check_memory
-from skebm.distributions import (
-    Distribution,
-    IndependentBernoulli,
-)
+from skebm.distributions import Distribution, IndependentBernoulli
 from skebm.estimators.base import (
     annealing_starts,
     draw_seed,
@@ -56,12 +53,7 @@ from skebm.estimators.tables.bases import (
     redraw,
 )
 from skebm.estimators.tables.table import Table, fit_table_base
-from skebm.objectives import (
-    CenteredObjective,
-    Centering,
-    ContrastiveDivergence,
-    Penalty,
-)
+from skebm.objectives import CenteredObjective, Centering, ContrastiveDivergence, Penalty
 from skebm.objectives.local import LOCAL_RULES
 from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
 from skebm.training import SGD
@@ -168,6 +160,8 @@ class RBMFamily(Family, JointModel):
     by_halves : bool
         Whether halves of the rows choose the number of epochs, instead of some that guard the
         training. They do if there are few rows and that number is ``"auto"`` as well.
+    streaming : bool
+        Whether the settings are those of `partial_fit`.
     """
 
     units: HiddenUnits
@@ -177,6 +171,7 @@ class RBMFamily(Family, JointModel):
     penalty: Penalty | None
     short: bool
     by_halves: bool
+    streaming: bool
 
     @property
     def n_hidden(self) -> int:
@@ -237,7 +232,7 @@ class RBMFamily(Family, JointModel):
     ) -> Tensor:
         """Gibbs steps, which continue when the rows come again; more steps if they may not."""
         state, clamp = ChainState(x), Clamp(known, x)
-        for _ in range(STREAMING_STEPS if recipe.streaming else 1):
+        for _ in range(STREAMING_STEPS if self.streaming else 1):
             state, _ = GIBBS.step(energy, state, generator, clamp=clamp)
         return state.x
 
@@ -312,7 +307,8 @@ class RBMFamily(Family, JointModel):
             found["base"] = "no column of X is binary or categorical"
         if recipe.base_name == "gaussian" and Real not in kinds:
             found["base"] = "no column of X is real"
-        if kinds != [Binary] and self.units.takes_bits and "rescale" in asked:
+        mixed = not isinstance(recipe.table.domain, Binary)
+        if mixed and self.units.takes_bits and "rescale" in asked:
             found["rescale"] = 'columns outside [0, 1] are Gaussian units (visible="bernoulli")'
         if self.learning == "exact" and "sampler" in asked:
             found["sampler"] = (
@@ -398,7 +394,10 @@ def design_recipe(
     if apart and is_guarded(estimator, table, rows, streaming=streaming):
         seed = draw_seed(estimator.random_state_)
     found = plan(fit_apart(base_of, first.name, rows, seed), first, rows, guard_seed=seed)
-    names = _base_names(found, first) if given == "auto" else [first.name]
+    names = [first.name]
+    if given == "auto" and found.n_guards:
+        sampler, short = found.family.chains.training_sampler, found.family.short
+        names = [*candidates(table.domain, short=short, tempered=sampler.kernel is not sampler)]
     # Of so many columns that 10,000 steps would take too long, trials would, too.
     long = found.plan.n_batches(rows.n_table) >= ENOUGH_STEPS
     several = estimator.n_components == "auto" and long
@@ -468,15 +467,6 @@ def fit_apart(
     return base
 
 
-def _base_names(found: RBMRecipe, first: BaseChoice) -> list[str | None]:
-    """Names of the bases among which the rows choose, the plainest first."""
-    if not found.n_guards:
-        return [first.name]
-    sampler = found.family.chains.training_sampler
-    tempered = sampler.kernel is not sampler
-    return [*candidates(found.table.domain, short=found.family.short, tempered=tempered)]
-
-
 def design(
     estimator: Any,
     table: Table,
@@ -499,22 +489,14 @@ def design(
     learning, chains = _rule(estimator, table, stochastic=stochastic)
     if sampler is not None:
         _check_sampler(sampler, learning, chains, base)
-    optimizer = SGD() if estimator.optimizer is None else estimator.optimizer
     ours = _steps_are_ours(estimator, learning, stochastic=stochastic, streaming=streaming)
-    plan = _plan(
-        estimator,
-        learning,
-        optimizer,
-        base,
-        units,
-        rows,
-        streaming=streaming,
-        stochastic=stochastic,
-    )
+    line_search = learning == "exact" and not stochastic
+    rate = units.learning_rate(base)
+    plan = _plan(estimator, learning, line_search, rate, units.n_rows, rows, streaming=streaming)
     if isinstance(chains, Persistent) and chains.n_chains is None:
         n_chains = max(plan.batch_size, REWEIGHTED_CHAINS) if chains.reweight else plan.batch_size
         chains.set_params(n_chains=int(n_chains))
-    _check_units(units, rows, plan.batch_size)
+    check_units(units.n, units.n_rows, rows, plan.batch_size)
     if estimator.penalty is not None:
         estimator.penalty.check()
     asked, few = asked_steps(estimator).n_iter, FEWEST_IN_HALVES <= len(rows) < FEWEST_ROWS
@@ -526,6 +508,7 @@ def design(
         penalty=None if estimator.penalty is None else clone(estimator.penalty),
         short=asked != "auto" and plan.n_batches(rows.n_table) < ENOUGH_STEPS,
         by_halves=ours and few and asked == "auto" and not estimator.early_stopping,
+        streaming=streaming,
     )
     return Recipe(
         table=table,
@@ -536,7 +519,6 @@ def design(
         base_reason=chosen.reason,
         n_guards=N_HELD_OUT if ours and len(rows) >= FEWEST_ROWS else 0,
         guard_seed=guard_seed,
-        streaming=streaming,
     )
 
 
@@ -546,14 +528,14 @@ def usual_units(estimator: Any) -> int:
     return estimator._hidden.kind.usual if n == "auto" else int(n)
 
 
-def _check_units(units: HiddenUnits, rows: Rows, batch_size: int) -> None:
-    """`ValueError` for more hidden units than the memory holds.
+def check_units(n: int, n_weights: int, rows: Rows, batch_size: int) -> None:
+    """`ValueError` for more hidden units, with rows of the weights, than the memory holds.
 
     Their weights, gradients and steps, and their states for the rows of a batch and as many chains.
     """
     n_rows, n_visible = min(batch_size, len(rows)), rows.n_columns
-    n_numbers = units.n_rows * (3 * n_visible + 2 * n_rows)
-    what = f"n_components={units.n} with {n_visible} columns and {n_rows} rows in a batch"
+    n_numbers = n_weights * (3.0 * n_visible + 2 * n_rows)
+    what = f"n_components={n} with {n_visible} columns and {n_rows} rows in a batch"
     check_memory(what, n_numbers, rows.dtype, rows.device)
 
 
@@ -568,30 +550,29 @@ def _asks_for_steps(estimator: Any) -> bool:
 def _plan(
     estimator: Any,
     learning: str,
-    optimizer: SGD,
-    base: Distribution,
-    units: HiddenUnits,
+    line_search: bool,
+    usual_rate: float,
+    n_units: int,
     rows: Rows,
     *,
     streaming: bool,
-    stochastic: bool,
 ) -> TrainingPlan:
     """Optimizer, learning rate, batch size and epochs."""
     (rate, size, n_iter), n_rows = asked_steps(estimator), rows.n_table
+    optimizer = SGD() if estimator.optimizer is None else estimator.optimizer
     given = any(name.startswith("optimizer") for name in estimator.net_params or {})
     if optimizer.momentum and given:
         raise ValueError(
             "momentum is an argument of the default optimizer; with an optimizer in net_params "
             "pass its arguments as optimizer__<name> there."
         )
-    line_search = learning == "exact" and not stochastic
     batch_size = size
     if size == "auto":
         batch_size = (
             n_rows if line_search else _default_batch_size(n_rows, 0 if streaming else n_iter)
         )
     if n_iter == "auto":
-        affordable = MOST_WORK / (batch_size * rows.n_columns * units.n_rows)
+        affordable = MOST_WORK / (batch_size * rows.n_columns * n_units)
         if learning in LOCAL_RULES:
             affordable /= LOCAL_WORK
         n_steps = ENOUGH_STEPS if learning == "exact" else min(ENOUGH_STEPS, affordable)
@@ -604,7 +585,7 @@ def _plan(
         optimizer,
         n_iter=n_iter,
         batch_size=batch_size,
-        learning_rate=units.learning_rate(base) if rate == "auto" else rate,
+        learning_rate=usual_rate if rate == "auto" else rate,
         streaming=streaming,
     )
     if not line_search:

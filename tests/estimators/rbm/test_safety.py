@@ -443,7 +443,7 @@ def test_after_a_large_loss_training_goes_on_from_the_best_weights_at_half_the_r
 
 def test_fits_go_on_from_where_they_were(bits, monkeypatch):
     """A warm start is assessed at its start: it does not end below the model before it."""
-    monkeypatch.setattr("skebm.estimators.base.is_kept", lambda *found: True)
+    monkeypatch.setattr("skebm.estimators.recipe.is_kept", lambda *found: True)
     model = RBMEstimator(**OURS, warm_start=True).fit(bits)
     last = assessed(model)[-1]
     seen = []

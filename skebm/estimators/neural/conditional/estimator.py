@@ -39,8 +39,8 @@ from skebm.estimators.neural.conditional.family import (
     ConditionalFamily,
     ConditionalRecipe,
     fit_conditional_base,
-    guarding_rows,
     noise_of,
+    rows_by_seed,
 )
 from skebm.estimators.neural.conditional.normalisers import (
     DRAWS_PER_CHAIN,
@@ -283,9 +283,8 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
     ) -> ConditionalRecipe:
         if before is None:
             seed = draw_seed(self.random_state_)
-            kept, guards = rows, not (streaming or fraction_of_early_stopping(self.early_stopping))
-            if guards:
-                kept = rows.subset((~guarding_rows(rows, seed)).nonzero().ravel())
+            guarded = not (streaming or fraction_of_early_stopping(self.early_stopping))
+            kept = rows_by_seed(rows, seed)[0] if guarded else rows
             base, name = fit_conditional_base(self.base, kept, table, seed)
             denoises = self.objective == "score_matching"
             sigma = noise_of(self.sigma, rows, table) if denoises else None

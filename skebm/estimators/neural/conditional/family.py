@@ -32,12 +32,7 @@ from skebm.objectives import (
     GivenConditions,
     RankedConditional,
 )
-from skebm.partition.given import (
-    LangevinSteps,
-    annealed_log_z,
-    log_mean_of_chains,
-    uniforms_of,
-)
+from skebm.partition.given import LangevinSteps, annealed_log_z, log_mean_of_chains, uniforms_of
 from skebm.training.rows import Rows
 from skebm.training.selection import LogRatioOf, LogRatios, n_held_out
 
@@ -114,10 +109,9 @@ class ConditionalFamily(Family):
         return energy.in_double()
 
     def rows_apart(self, recipe: ConditionalRecipe, rows: Rows) -> tuple[Rows, Rows]:
-        """The rows that the base and the network see, and those that guard; see guarding_rows."""
+        """The rows that the base and the network see, and those that guard the training."""
         assert recipe.guard_seed is not None
-        out = guarding_rows(rows, recipe.guard_seed)
-        return rows.subset((~out).nonzero().ravel()), rows.subset(out.nonzero().ravel())
+        return rows_by_seed(rows, recipe.guard_seed)
 
     def mean_of_base(self, recipe: ConditionalRecipe, rows: Rows) -> float:
         """Mean log-likelihood of rows given their conditions, under the base."""
@@ -210,11 +204,11 @@ def conditional_gain(energy: ConditionalEnergy, rows: Tensor, generator: torch.G
 # ------------------------------------------------------------------------------
 
 
-def guarding_rows(rows: Rows, seed: int) -> Tensor:
-    """Which rows are held out, (n,) bool: a tenth, 200 at most, more of few rows."""
-    n = n_held_out(len(rows), N_HELD_OUT)
+def rows_by_seed(rows: Rows, seed: int) -> tuple[Rows, Rows]:
+    """All rows but those that guard the training, and these: a tenth, 200 at most, more of few."""
     generator = torch.Generator(rows.device).manual_seed(seed)
-    return torch.randperm(len(rows), generator=generator, device=rows.device) < n
+    order = torch.randperm(len(rows), generator=generator, device=rows.device)
+    return rows.without((order < n_held_out(len(rows), N_HELD_OUT)).nonzero().ravel())
 
 
 def fit_conditional_base(

@@ -38,8 +38,6 @@ RESPONSE = 0.5
 # Pairs that are held out, at most, and their chains. Twenty assessments of
 # a default fit of large images then take a quarter of its time.
 N_HELD_OUT, N_CHAINS, N_BETAS = 200, 2, 50
-# Loss to the base, in nats, of which a fit warns.
-NOTED_LOSS = 0.1
 
 
 @dataclass(frozen=True)
