@@ -953,8 +953,10 @@ DEFAULTS = {
         sampler=MALA(0.3),
     ),
 }
-# The first tier has the checks of the quickest fit with latent units and with a network.
-CHECKED_FIRST = ("RBMEstimator", "ContrastiveDivergenceDensity")
+# The first tier has the checks of the quickest fit with latent units, and those of training of the
+# quickest one with a network.
+CHECKED_FIRST = ("RBMEstimator",)
+ALIKE = ("ContrastiveDivergenceDensity",)
 # The checks fit real numbers. A neural energy of bits or of one-hot columns refuses these by
 # design, as it has no probability for them; all other contracts below it must keep.
 MODES = {
@@ -981,7 +983,9 @@ def ignore_harmless_warnings(test):
 
 
 @ignore_harmless_warnings
-@parametrize_with_checks(DEFAULTS | MODES, unequal_by_design, first=CHECKED_FIRST, modes=MODES)
+@parametrize_with_checks(
+    DEFAULTS | MODES, unequal_by_design, first=CHECKED_FIRST, modes=MODES, alike=ALIKE
+)
 def test_scikit_learn_checks(estimator, check):
     check(estimator)
 

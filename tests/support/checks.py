@@ -21,15 +21,16 @@ OF_TRAINING = {
 }
 
 
-def parametrize_with_checks(cases, expected_failed_checks=None, first=(), modes=()):
+def parametrize_with_checks(cases, expected_failed_checks=None, first=(), modes=(), alike=()):
     """scikit-learn's own decorator of that name, for ``{name: estimator}``.
 
     Test ids hold the names, where scikit-learn asks every estimator for its repr at every check:
     seconds at each collection. Of the full tier are cases that are not in `first`, and checks that
     repeat another one, as with memory maps, or are expected to fail. A case in `modes` is another
-    mode of an estimator that has all checks under another name: it has the checks of training.
+    mode of an estimator that has all checks under another name: it has the checks of training. The
+    first tier has these alone of one in `alike`, whose rows are validated as another one's are.
     """
-    assert set(first) | set(modes) <= set(cases)
+    assert set(first) | set(modes) | set(alike) <= set(cases)
     params = []
     for name, estimator in cases.items():
         mark = estimator_checks.parametrize_with_checks(
@@ -43,7 +44,8 @@ def parametrize_with_checks(cases, expected_failed_checks=None, first=(), modes=
             if title.startswith("check_sample_weight_equivalence"):
                 # Where copies are merged and one batch has all rows, some fits pass.
                 marks = [pytest.mark.xfail(strict=False, reason=m.kwargs["reason"]) for m in marks]
-            if name not in first or marks or repeats(title):
+            is_first = name in first or (name in alike and title in OF_TRAINING)
+            if marks or repeats(title) or not is_first:
                 marks = [*marks, full]
             params.append(pytest.param(*values, marks=marks, id=f"{name}-{title}"))
     return pytest.mark.parametrize(("estimator", "check"), params)

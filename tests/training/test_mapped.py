@@ -29,6 +29,7 @@ from skebm.estimators.base import upper_quantile
 from skebm.training import Resume, mapped, rows
 from skebm.training.mapped import BlockOrder, MappedArray, is_large
 from skebm.training.rows import Batches, Rows
+from tests.support.tiers import named
 
 SMALL = {"network": MLP(hidden_sizes=(8,)), "n_iter": 1, "random_state": 0, "partition": None}
 REAL = {
@@ -207,7 +208,9 @@ def test_parts_of_rows_of_a_map(tmp_path):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("_tiny")
-@pytest.mark.parametrize("name", [*REAL, *BITS])
+@pytest.mark.parametrize(
+    "name", named({"score matching", "mixed RBM", "RBM", "bits"}, [*REAL, *BITS])
+)
 def test_a_model_of_a_map(tmp_path, name):
     X = numbers() if name in REAL else bits()
     model = (REAL | BITS)[name]

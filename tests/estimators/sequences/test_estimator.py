@@ -509,7 +509,7 @@ SMALLEST = TemporalRBM(3, order=1, n_iter=2, random_state=0)
         "pcd": clone(SMALLEST).set_params(chains=Persistent(), base="gaussian"),
     },
     lambda estimator: OF_SEQUENCES,
-    first=["default"],
+    alike=["default"],
     modes=["recurrent", "pcd"],
 )
 def test_scikit_learn_checks(estimator, check):
