@@ -12,9 +12,10 @@ whose windows are faulty, are left out. Means over seeds, with standard errors o
 
 A detector is fitted to a series without faults (`--fit clean`), or to the one it judges (`faulty`).
 All take a row for each time stamp. Ours are `Windows` and `EnergyOutlierDetector`, as they are.
-Detectors of PyOD, as they are, take standardised windows of the value and those of the season
-before it, whose length they are given; those of scikit-learn stand in where PyOD is missing. *On
-residuals* they take the rows of `Windows`.
+Detectors of PyOD (`pip install pyod`), as they are, take standardised windows of the value and
+those of the season before it, whose length they are given; *on residuals* they take the rows of
+`Windows`. `SequenceOutlierDetector` has a `TemporalRBM` of ten hidden units, whose log Z is exact,
+and of the order of the season.
 
 `--half choose` are the five kinds on which features and spans of `Windows` were chosen, `report`
 the other five (random halves).
@@ -253,7 +254,7 @@ def detectors(season: int) -> dict[str, Any]:
             EnergyOutlierDetector(random_state=0),
         ),
         "SequenceOutlierDetector": SequenceOutlierDetector(
-            TemporalRBM(order=season, random_state=0), random_state=0
+            TemporalRBM(10, order=season, random_state=0), random_state=0
         ),
     }
     for name in PYOD:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, MetaEstimatorMixin, OutlierMixin, clone
+from sklearn.pipeline import Pipeline
 from sklearn.utils import get_tags, indexable
 
 from skebm._validation import (
@@ -35,8 +36,10 @@ from skebm.estimators.outlier.fitting import n_calibration_rows
 from skebm.estimators.outlier.statistics import measure
 from skebm.estimators.outlier.thresholds import DEFAULT_LEVEL, ConformalThreshold
 from skebm.estimators.sequences.estimator import TemporalRBM
+from skebm.estimators.sequences.series.windows import Windows
 from skebm.estimators.sequences.table import (
     check_no_gaps,
+    check_one_series,
     first_frames,
     in_sequences,
     join_sequences,
@@ -69,6 +72,8 @@ class SequenceOutlierDetector(
         Model of sequences, whose ``fit`` and ``score_samples`` take `lengths`; the latter returns a
         number for each frame, higher for normal ones. It is cloned. None is :class:`TemporalRBM`
         with its default settings. If the estimator has a `sequence_column`, the detector uses it.
+        A pipeline of :class:`Windows` and a density takes one series of numbers and its time
+        stamps.
     contamination : float in (0, 0.5] or "auto", default="auto"
         Upper bound, on average over fits, on the fraction of new normal **sequences** in which
         `predict` finds anomalous frames. ``"auto"`` is 0.1 or, with a warning, the lowest
@@ -83,7 +88,7 @@ class SequenceOutlierDetector(
         ``3 / contamination`` blocks, at least 1.
     gap : int or "auto", default="auto"
         Number of frames that are left out between blocks, and before the first one. ``"auto"`` is
-        the `order` of the estimator, or 1 if it has none.
+        the `order` of the estimator, or its lags with `Windows`, or 1 if it has none.
     use_next : bool or "auto", default="auto"
         Whether the next frame is used to judge a frame, by `score_in_context` of the estimator:
         frames of other songs among chorales are then found with an area under the curve of 0.93
@@ -214,10 +219,13 @@ class SequenceOutlierDetector(
         -------
         self : SequenceOutlierDetector
         """
-        _check_takes_lengths(self._model())
         self._check_uses_next(self._model())
-        if lengths is None and sequence_column_of(self) is None:
-            check_no_gaps(X)
+        if self._keeps_time:
+            check_one_series(X, lengths)
+        else:
+            _check_takes_lengths(self._model())
+            if lengths is None and sequence_column_of(self) is None:
+                check_no_gaps(X)
         self._fit_in_order(X, lengths)
         return self
 
@@ -254,6 +262,12 @@ class SequenceOutlierDetector(
         return {name: "whole sequences are held out" for name in names if name in asked}
 
     @property
+    def _keeps_time(self) -> bool:
+        """Whether the estimator makes rows of a series: a pipeline that begins with `Windows`."""
+        model = self._model()
+        return isinstance(model, Pipeline) and isinstance(model.steps[0][1], Windows)
+
+    @property
     def _level(self) -> float:
         """The level that is asked for."""
         return DEFAULT_LEVEL if self.contamination == "auto" else float(self.contamination)
@@ -288,8 +302,9 @@ class SequenceOutlierDetector(
         """Fit to the beginning of a sequence; the statistics of blocks of its end."""
         n = n_rows(X)
         fraction = 0.5 if self.calibration_fraction == "auto" else self.calibration_fraction
-        gap = getattr(model, "order", 1) if self.gap == "auto" else self.gap
         n_train = max(min(2, n - 1), n - round(float(fraction) * n))
+        train = take_rows(X, np.arange(n_train))
+        gap = self._gap(model, train)
         n_left = n - n_train
         length = self.block_length
         # Blocks of a single sequence with "auto", in units of 1 / level.
@@ -301,10 +316,18 @@ class SequenceOutlierDetector(
         self._check_enough(
             len(starts), f"blocks of {length} frames (of n_samples={n}, {gap} apart)"
         )
-        model.fit(take_rows(X, np.arange(n_train)), lengths=[n_train])
+        model.fit(train, **({} if self._keeps_time else {"lengths": [n_train]}))
         self.block_length_ = int(length)
         value = self._scores(model, X, np.array([n]))
         return value[starts[:, None] + np.arange(length)].min(1)
+
+    def _gap(self, model: Any, train: Any) -> int:
+        """Number of frames between blocks."""
+        if self.gap != "auto":
+            return int(self.gap)
+        if self._keeps_time:
+            return int(clone(model.steps[0][1]).fit(train).lags_)
+        return int(getattr(model, "order", 1))
 
     def _check_uses_next(self, model: Any) -> None:
         """Raise `ValueError` for a next frame that the estimator takes no note of."""
@@ -373,7 +396,8 @@ class SequenceOutlierDetector(
         if ahead == "auto":
             ahead = hasattr(model, "score_in_context")
         name = "score_in_context" if ahead else "score_samples"
-        return measure(lambda estimator, X: getattr(estimator, name)(X, lengths=lengths), model, X)
+        given = {} if self._keeps_time else {"lengths": lengths}
+        return measure(lambda estimator, X: getattr(estimator, name)(X, **given), model, X)
 
     def _scores_and_lengths(self, X: Any, lengths: Any) -> tuple[np.ndarray, np.ndarray]:
         """Scores of frames, and the lengths of their sequences."""

@@ -164,6 +164,8 @@ def in_sequences(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def in_order(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(self, "_keeps_time", False):  # its estimator has a use for time stamps
+            return method(self, *args, **kwargs)
         bound = parameters.bind(self, *args, **kwargs).arguments
         column = sequence_column_of(self)
         bound["X"], bound["lengths"], order = arrange(bound["X"], bound.get("lengths"), column)
@@ -215,6 +217,18 @@ def arrange(X: Any, lengths: Any, column: Any) -> tuple[Any, Any, np.ndarray | N
     if stamps is not None:
         X, lengths = _end_at_gaps(X, lengths, column, stamps.take(order), sequence[order])
     return X, lengths, None if same else order
+
+
+def check_one_series(X: Any, lengths: Any) -> None:
+    """Raise `ValueError` for other than one series whose rows are in the order of time."""
+    if lengths is not None or (isinstance(X, list | tuple) and any(np.ndim(one) for one in X)):
+        raise ValueError(
+            "Windows make rows of one series: leave out lengths and lists, or use a model of "
+            "sequences, such as TemporalRBM."
+        )
+    stamps = without_stamps(X)[1]
+    if stamps is not None and (np.diff(stamps.instant.view("int64")) < 0).any():
+        raise ValueError("X is not in the order of time: sort it, as by X.sort_index().")
 
 
 def check_no_gaps(X: Any) -> None:

@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.mixture import GaussianMixture
 from sklearn.pipeline import make_pipeline
 
-from skebm import EnergyOutlierDetector, TractableDensity, Windows
+from skebm import EnergyOutlierDetector, SequenceOutlierDetector, TractableDensity, Windows
 from skebm.estimators.sequences.series.windows import spans
 from tests.support.checks import parametrize_with_checks
 from tests.support.storage import by_joblib, by_pickle, by_skops
@@ -202,6 +202,43 @@ def test_any_detector_takes_a_series(detector):
         model = make_pipeline(Windows(), detector).fit(x[:400])
         scores = pd.Series(model.score_samples(new), new.index)
     assert roc_auc_score(labels, -scores) > 0.93
+
+
+def of_blocks(**kwargs):
+    return SequenceOutlierDetector(
+        make_pipeline(Windows(24), TractableDensity("gaussian")), random_state=0, **kwargs
+    )
+
+
+def test_p_values_by_blocks_of_a_series():
+    """They are nearly uniform over the values of new series; a wrong one has the smallest."""
+    rates = []
+    for seed in range(5):
+        x = load(1400, seed)
+        detector = of_blocks().fit(x[:1000])
+        new = x[1000:].copy()
+        rates.append((detector.p_values(new) <= 0.1).mean())
+        new.iloc[300] += 3
+        assert detector.p_values(new)[300] == 1 / (detector.n_calibration_ + 1)
+    assert detector.n_calibration_ == 500 // 25
+    error = np.std(rates) / np.sqrt(len(rates))
+    assert np.mean(rates) < 0.1 + 2 * error
+    table = pd.DataFrame({"time": x.index, "load": x.to_numpy()})
+    np.testing.assert_array_equal(
+        of_blocks().fit(table[:1000]).p_values(table[1000:]), detector.p_values(x[1000:])
+    )
+
+
+def test_blocks_take_one_series_in_order():
+    x = load(300)
+    with pytest.raises(ValueError, match="one series: leave out lengths"):
+        of_blocks().fit(x, lengths=[100, 200])
+    with pytest.raises(ValueError, match="one series: leave out lengths and lists"):
+        of_blocks().fit([x[:100], x[100:]])
+    with pytest.raises(ValueError, match=r"not in the order of time: sort it.*sort_index"):
+        of_blocks().fit(x[::-1])
+    with pytest.raises(ValueError, match="score_in_context, which Pipeline has not"):
+        of_blocks(use_next=True).fit(x)
 
 
 @pytest.mark.parametrize("store", [by_pickle, by_joblib, by_skops])
