@@ -118,8 +118,8 @@ def is_kept(found: Gain, of_all_rows: float = 0.0) -> bool:
 
 
 def is_worth_a_warning(found: Gain) -> bool:
-    """Whether a gain, or a loss, may well be of a size that a reader should know of."""
-    return abs(found.gain) + 2 * found.error >= WORTH_A_WARNING
+    """Whether a gain, or a loss, is of a size worth a warning, to within its standard error."""
+    return abs(found.gain) + found.error >= WORTH_A_WARNING
 
 
 def gain_by_more_rows(

@@ -1,10 +1,13 @@
 """What every estimator warns of: in a few words, of one kind once, in a category of ours."""
 
+import ast
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import skebm
 from skebm import ProductOfDensities, TractableDensity
 from skebm.base import SkebmWarning, TrainingWarning
 from skebm.estimators.base import BaseEBM
@@ -77,3 +80,12 @@ def test_a_fit_with_defaults_to_ordinary_rows_warns_briefly(name):
     model = type(model)(random_state=0) if hasattr(model, "random_state") else type(model)()
     for caught in warnings_of_fit_and_scores(model, real_rows(200, 4)):
         check_brief(caught)
+
+
+def test_every_warning_has_a_category():
+    for path in sorted(Path(skebm.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+                continue
+            if node.func.id in ("warn", "Notice"):
+                assert len(node.args) > 1, f"{path.name}:{node.lineno} has no category"

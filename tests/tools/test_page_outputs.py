@@ -40,7 +40,8 @@ def test_figures_stand_below_the_statement_that_draws_them():
 def test_frames_are_tables():
     pytest.importorskip("pandas")
     found = [*steps("import pandas as pd\npd.DataFrame({'a': [1]})", {})]
-    assert found[0].text == "" and "<td>1</td>" in found[0].table
+    assert found[0].text == ""
+    assert "<td>1</td>" in found[0].table
 
 
 def test_a_program_that_fails_or_warns_ends_the_build():

@@ -41,8 +41,8 @@ def inside(function: Callable[..., Any]) -> Callable[..., Any]:
     def entering(*args: Any, **kwargs: Any) -> Any:
         args = tuple(map(as_array, args))
         kwargs = {name: as_array(value) for name, value in kwargs.items()}
-        owner = args[0] if args else None
-        with threads(work_of(args, kwargs), ENOUGH_WORK), public_call(owner, is_fit=is_fit):
+        call = public_call(_estimator_of(args), is_fit=is_fit)
+        with threads(work_of(args, kwargs), ENOUGH_WORK), call:
             if are_own():
                 return function(*args, **kwargs)
             with own_modes():
@@ -50,6 +50,12 @@ def inside(function: Callable[..., Any]) -> Callable[..., Any]:
 
     entering.__skebm_entrance__ = True  # type: ignore[attr-defined]
     return entering
+
+
+def _estimator_of(args: tuple[Any, ...]) -> Any:
+    """The estimator that is called, or that a display or a metric is of; None without one."""
+    instances = (arg for arg in args[:2] if not isinstance(arg, type))
+    return next((arg for arg in instances if hasattr(arg, "get_params")), None)
 
 
 def enter_methods(cls: Class) -> Class:

@@ -23,7 +23,6 @@ BETWEEN = {"skebm", "sklearn", "skorch", "torch", "joblib", "contextlib", "funct
 BETWEEN |= {"multiprocessing", "threading", "concurrent", "runpy"}
 # What warnings of several fits may differ in: details in parentheses, a list of columns, a number.
 DETAILS = re.compile(r" \(.*\)|\[[\d, ]*\]|[-+]?\d+(\.\d+)?(e[-+]?\d+)?")
-
 # Lists of more than ten columns.
 LISTS = re.compile(r"\[([^\[\],]*(?:,[^\[\],]*){10,})\]")
 
@@ -54,7 +53,7 @@ class Notice(NamedTuple):
         It names parameters as they are set there; a part that is called itself has its own.
         """
         message = LISTS.sub(_first_five, self.message)
-        known = owner.get_params() if hasattr(owner, "get_params") else None
+        known = owner.get_params() if owner is not None and self.remedies else None
         for remedy, *names in self.remedies:
             if known is None:
                 return f"{message} {remedy}"

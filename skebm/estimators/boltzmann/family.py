@@ -200,9 +200,9 @@ def warn_of_unseen(unseen: np.ndarray, name_of: Callable[[int], Any]) -> None:
         shown = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
         warn(
             f"Some states of the columns {shown} never occur. Their fields would be infinite: they "
-            "are those of one more row in which all states are equally likely, and are not "
-            "coupled.",
+            "are those of one more row in which all states are equally likely, without couplings.",
             DataWarning,
+            ("Drop columns that cannot vary.",),
         )
 
 
