@@ -96,7 +96,7 @@ def timed(run: Callable[[], LogPartition]) -> Timed:
         started = time.process_time()
         estimate = run()
         spent = time.process_time() - started
-    messages = [str(one.message) for one in caught if one.category is ConvergenceWarning]
+    messages = [str(one.message) for one in caught if issubclass(one.category, ConvergenceWarning)]
     return Timed(estimate, spent, messages)
 
 

@@ -25,7 +25,7 @@ from benchmarks._anomaly_methods import KthNeighbour
 from benchmarks._common import table, write
 from benchmarks.anomaly import part
 from skebm import ProductOfDensities, TractableDensity
-from skebm.estimators.product import default_experts
+from skebm.estimators.outlier.product import default_experts
 
 MOST = (3000, 3000, 2000)
 LARGEST = 4

@@ -22,6 +22,29 @@ extensions = [
     "myst_parser",
     "numpydoc",
     "sphinx_gallery.gen_gallery",
+    "tools.page_outputs",
+]
+# Pages whose programs run when they are read, with what these return below them.
+page_outputs = [
+    "install",
+    "guide/anomalies",
+    "guide/choose",
+    "guide/classify",
+    "guide/columns",
+    "guide/judge",
+    "guide/log_partition",
+    "guide/migrate",
+    "guide/sample",
+    "guide/samplers",
+    "guide/saving",
+    "guide/scale_out",
+    "guide/searches",
+    "guide/tables",
+    "guide/training",
+    "models/boltzmann",
+    "models/columns",
+    "models/rbm",
+    "dev/extend",
 ]
 exclude_patterns = ["_build", "_static", "_templates"]
 templates_path = ["_templates"]

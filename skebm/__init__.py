@@ -4,6 +4,11 @@ One convention everywhere: p(x) = exp(-E(x)) / Z, so lower energy means more lik
 ``score_samples`` is log p(x) in nats, higher = more likely.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from skebm import base, diagnostics, distributions, energies, objectives, partition, samplers
 from skebm.estimators import (
     BoltzmannMachineDensity,
@@ -30,8 +35,13 @@ from skebm.estimators import (
     TemporalRBM,
     TemporalRBMClassifier,
     TractableDensity,
+    Windows,
 )
 from skebm.estimators.storage import load, package_version, trusted_types
+
+if TYPE_CHECKING:
+    from skebm import inspection as inspection
+    from skebm import metrics as metrics
 
 __version__ = package_version()
 
@@ -60,6 +70,7 @@ __all__ = [
     "TemporalRBM",
     "TemporalRBMClassifier",
     "TractableDensity",
+    "Windows",
     "base",
     "diagnostics",
     "energies",
@@ -70,3 +81,16 @@ __all__ = [
     "samplers",
     "trusted_types",
 ]
+
+# Packages that are imported when they are first asked for, as ``skebm.metrics``.
+_LAZY = ("inspection", "metrics")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -22,6 +22,7 @@ from sklearn.utils import _param_validation as constraints
 from sklearn.utils import _safe_indexing as take_rows
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils._param_validation import HasMethods, Options, StrOptions
+from sklearn.utils._set_output import _get_output_config
 from sklearn.utils.metaestimators import _BaseComposition as Composition
 from sklearn.utils.validation import (
     _check_feature_names,
@@ -35,9 +36,12 @@ from sklearn.utils.validation import _check_method_params as take_fit_params
 from sklearn.utils.validation import _num_samples as n_rows
 from sklearn.utils.validation import validate_data as sklearn_validate_data
 
+from skebm.base import DataWarning
 from skebm.base.processes import warn
 
 __all__ = [
+    "DEVICE",
+    "DTYPE",
     "N_JOBS",
     "Composition",
     "HasMethods",
@@ -47,6 +51,7 @@ __all__ = [
     "StrOptions",
     "advice_for",
     "as_numbers",
+    "as_series_output",
     "boolean_columns",
     "check_columns",
     "check_constraints",
@@ -59,6 +64,7 @@ __all__ = [
     "column_of",
     "column_ranges",
     "draw_seed",
+    "torch_dtype_of",
     "fit_context",
     "is_frame",
     "kind_of",
@@ -113,21 +119,49 @@ def set_seeds(model: Any, random: np.random.RandomState) -> None:
     model.set_params(**unset)
 
 
-def resolve_device(device: str) -> torch.device:
-    """Turn ``"auto"`` or a device name into an available device."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+# What the parameters `device` and `dtype` may be, in every estimator.
+DEVICE = [str, Interval(Integral, 0, None, closed="left")]
+_DTYPES = {
+    kind: name
+    for name in ("float32", "float64")
+    for kind in (getattr(np, name), np.dtype(name), getattr(torch, name))
+}
+
+
+class _Types(Options):
+    """Types of NumPy and torch."""
+
+    def __str__(self) -> str:
+        return "the type of that name of NumPy or torch"
+
+
+DTYPE = [StrOptions({"float32", "float64"}), _Types(object, set(_DTYPES))]
+
+
+def torch_dtype_of(dtype: Any) -> torch.dtype:
+    """The precision that a parameter `dtype` stands for, a name or a type of NumPy or torch."""
+    found: torch.dtype = getattr(torch, dtype if isinstance(dtype, str) else _DTYPES[dtype])
+    return found
+
+
+def resolve_device(device: str | int) -> torch.device:
+    """Turn ``"auto"``, ``"gpu"``, the number of a GPU or a device name into an available device."""
+    name = f"cuda:{device}" if isinstance(device, Integral) else str(device)
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.partition(":")[0] == "gpu":
+        name = name.replace("gpu", "cuda", 1)
     try:
-        torch.Generator(torch.device(device))
+        torch.Generator(torch.device(name))
     except (RuntimeError, AssertionError, ValueError) as error:
         reason = str(error).split(".")[0].splitlines()[0]
-        if device.startswith("cuda") and not torch.cuda.is_available():
+        if name.startswith("cuda") and not torch.cuda.is_available():
             reason = "torch finds no CUDA device"
         raise ValueError(
             f"device={device!r} cannot be used here ({reason}). "
             'Pass device="auto", "cpu", or one that torch sees on this machine.'
         ) from error
-    return torch.empty(0, device=device).device  # with its index: "cuda" differs from "cuda:0"
+    return torch.empty(0, device=name).device  # with its index: "cuda" differs from "cuda:0"
 
 
 _NAMES_COMPARED: ContextVar[bool] = ContextVar("names_compared", default=False)
@@ -200,6 +234,13 @@ def validate_data(estimator: Any, X: Any, **kwargs: Any) -> Any:
                 f"make_pipeline(TableEncoder(), {name}()), or use an estimator that takes them, "
                 "such as RBMEstimator."
             ) from error
+        if "Found array with dim" in reason:
+            images = getattr(estimator, "_takes_images", False)
+            or_conv = ", or pass network=Conv() of skebm.energies, which takes images (n, C, H, W)"
+            raise ValueError(
+                f"{reason} X has the shape {np.shape(X)}: make each row flat, X.reshape(len(X), -1)"
+                f"{or_conv if images else ''}."
+            ) from error
         raise
 
 
@@ -231,6 +272,16 @@ def no_column(argument: str, name: Any, names: Iterable[Any] | None) -> ValueErr
     known = [repr(one) for one in names]
     said = ", ".join(known[:10]) + (", ..." if len(known) > 10 else "")
     return ValueError(f"{argument} names {name!r}, which is no column of X: use one of {said}.")
+
+
+def as_series_output(estimator: Any, X: Any, rows: np.ndarray) -> Any:
+    """Rows for the values of a Series as `set_output` asks; for pandas with the index of X."""
+    config = _get_output_config("transform", estimator)
+    if config["dense"] != "pandas" or not hasattr(X, "iloc"):
+        return rows
+    import pandas as pd
+
+    return pd.DataFrame(rows, index=X.index, columns=estimator.get_feature_names_out())
 
 
 def column_of(X: Any, j: int) -> Any:
@@ -348,7 +399,7 @@ def warn_of_booleans(estimator: Any, X: Any, conditions: Iterable[int] = ()) -> 
             f"Columns {shown} hold booleans, which {type(estimator).__name__} takes as real "
             "numbers 0 and 1. Drop them, or use RBMEstimator or ContrastiveDivergenceDensity, for "
             "which they are bits.",
-            UserWarning,
+            DataWarning,
         )
 
 

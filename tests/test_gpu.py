@@ -9,6 +9,7 @@ from sklearn.datasets import load_digits
 
 from skebm import RBMEstimator
 from skebm.base import Binary, Energy, Real, SamplingError
+from skebm.estimators.base import chain_rows
 from skebm.partition import compare
 from skebm.samplers import (
     HMC,
@@ -40,9 +41,9 @@ def test_a_model_fitted_on_the_gpu_scores_the_same_on_the_cpu(learning):
 
 def test_a_stream_stays_on_the_gpu():
     model = RBMEstimator(8, learning="pcd", device="auto", random_state=0)
-    model.partial_fit(X)
-    net = model.net_
-    assert model.partial_fit(X).net_ is net
+    model.partial_fit(X).partial_fit(X)
+    assert len(model.net_.history) == 2
+    assert model.energy_.weight.device.type == chain_rows(model.net_).device.type == "cuda"
     for found in (model.impute(X), model.denoise(X), model.reconstruct(X), model.transform(X)):
         assert np.isfinite(found).all()
 

@@ -19,6 +19,14 @@ from skebm.base.energy import (
 )
 from skebm.base.objective import Batch, Loss, Objective
 from skebm.base.partition import LogLikelihoods, LogPartition, PartitionEstimator
+from skebm.base.processes.categories import (
+    DataWarning,
+    LikelihoodWarning,
+    SamplingWarning,
+    SettingWarning,
+    SkebmWarning,
+    TrainingWarning,
+)
 from skebm.base.sampler import Sampler, sampling
 from skebm.base.state import ChainState, SamplingError, StepInfo
 from skebm.base.trace import Trace
@@ -33,10 +41,12 @@ __all__ = [
     "Clamp",
     "Conditional",
     "ContrastGradient",
+    "DataWarning",
     "Domain",
     "Energy",
     "EnergyMixture",
     "EnergySum",
+    "LikelihoodWarning",
     "LogLikelihoods",
     "LogPartition",
     "Loss",
@@ -50,7 +60,11 @@ __all__ = [
     "Real",
     "Sampler",
     "SamplingError",
+    "SamplingWarning",
+    "SettingWarning",
+    "SkebmWarning",
     "StepInfo",
     "Trace",
+    "TrainingWarning",
     "sampling",
 ]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm.base.energy import Energy
 from skebm.base.processes import warn
+from skebm.base.processes.categories import SamplingWarning
 from skebm.diagnostics import effective_sample_size, r_hat
 
 
@@ -55,6 +56,82 @@ class Trace(NamedTuple):
         """R-hat of every column, (...); nan where a column never changes."""
         return r_hat(self.x)
 
+    def summary(self) -> dict[str, NDArray[np.float64]]:
+        """What a run found, by name: an array with an entry for each column of a row, (d,).
+
+        ``pandas.DataFrame(trace.summary())`` is a table. Columns of an image are its entries in
+        order.
+
+        Returns
+        -------
+        dict of str to ndarray of shape (d,)
+            ``"mean"`` and ``"sd"`` over all draws and chains; ``"mcse"``, the Monte Carlo standard
+            error of the mean, in the units of the column; ``"ess_bulk"`` and ``"ess_tail"``, in
+            draws; ``"r_hat"``.
+
+        References
+        ----------
+        Vehtari, Gelman, Simpson, Carpenter and Bürkner (2021), "Rank-normalization, folding, and
+        localization: an improved R-hat", Bayesian Analysis 16(2).
+
+        Examples
+        --------
+        >>> import torch
+        >>> from skebm.base import Real
+        >>> from skebm.distributions import Gaussian
+        >>> from skebm.energies import NeuralEnergy
+        >>> from skebm.samplers import MALA
+        >>> base = Gaussian(torch.zeros(2), 1.0)
+        >>> energy = NeuralEnergy(lambda x: x.sum(1), Real((2,)), base)  # a mean of -1
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> trace = MALA(1.0).trace(energy, torch.zeros(50, 2), 100, generator, n_warmup=50)
+        >>> sorted(trace.summary())
+        ['ess_bulk', 'ess_tail', 'mcse', 'mean', 'r_hat', 'sd']
+        >>> trace.summary()["mean"].round(1)
+        array([-1., -1.])
+        """
+        x = self.x.flatten(2)
+        draws = x.flatten(0, 1).double()
+        sd = draws.std(0).cpu().numpy()
+        return {
+            "mean": draws.mean(0).cpu().numpy(),
+            "sd": sd,
+            "mcse": sd / np.sqrt(effective_sample_size(x, kind="mean")),
+            "ess_bulk": effective_sample_size(x),
+            "ess_tail": effective_sample_size(x, kind="tail"),
+            "r_hat": r_hat(x),
+        }
+
+    def to_arviz(self, name: str = "x") -> Any:
+        """The draws for ArviZ, which is an optional package: its plots and diagnostics.
+
+        Parameters
+        ----------
+        name : str, default="x"
+            Name of the rows.
+
+        Returns
+        -------
+        arviz.InferenceData or xarray.DataTree
+            Group ``posterior`` with the rows, of dimensions (chain, draw, ...), and group
+            ``sample_stats`` with minus their energies as ``lp``.
+
+        Raises
+        ------
+        ImportError
+            If ArviZ is not installed.
+        """
+        x, lp = (t.transpose(0, 1).cpu().numpy() for t in (self.x, -self.energy))
+        groups = {"posterior": {name: x}, "sample_stats": {"lp": lp}}
+        try:
+            return importlib.import_module("arviz_base").from_dict(groups)
+        except ImportError:
+            pass
+        try:  # before version 1, where groups are arguments
+            return importlib.import_module("arviz").from_dict(**groups)
+        except ImportError as error:
+            raise ImportError("to_arviz needs ArviZ: pip install arviz.") from error
+
 
 class Recorder:
     """Collects the steps of a run; beyond `max_draws` it drops every other draw."""
@@ -94,8 +171,9 @@ class Recorder:
         if final and not self.converged:
             warn(
                 f"R-hat is {largest:.3g} after {self.n_steps} steps, above {target:g}: the chains "
-                "have not converged. Allow more steps, or tune the sampler.",
-                ConvergenceWarning,
+                "have not converged.",
+                SamplingWarning,
+                ("Allow more steps, or tune the sampler.",),
             )
         return self.converged
 

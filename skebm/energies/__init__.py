@@ -3,9 +3,10 @@
 from skebm.energies.conditional import ConditionalEnergy, RowwiseEnergy
 from skebm.energies.convolution import Conv
 from skebm.energies.deep import BernoulliDBM, MixedDBM
+from skebm.energies.factory import NetworkOf, Spec
 from skebm.energies.joint import ClassMarginal
 from skebm.energies.networks import MLP, Confined
-from skebm.energies.neural import NeuralEnergy, Spec, build_network
+from skebm.energies.neural import NeuralEnergy, build_network
 from skebm.energies.pairwise import (
     BoltzmannMachine,
     grid_edges,
@@ -41,6 +42,7 @@ __all__ = [
     "MixedRBM",
     "TemperedCorrection",
     "Moments",
+    "NetworkOf",
     "NeuralEnergy",
     "PairwiseCorrection",
     "RowwiseEnergy",

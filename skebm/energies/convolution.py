@@ -13,6 +13,7 @@ from torch.nn.utils import parametrizations
 
 from skebm.base.processes import seed_modules
 from skebm.base.sampler import whole_number
+from skebm.energies.factory import Spec
 from skebm.energies.networks import (
     ACTIVATIONS,
     LevelShifts,
@@ -20,7 +21,6 @@ from skebm.energies.networks import (
     initial_output,
     sizes_of,
 )
-from skebm.energies.neural import Spec
 
 
 class Conv(BaseEstimator):

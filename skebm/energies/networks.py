@@ -19,7 +19,7 @@ from skebm.base.energy import DirectionalDerivatives, ValueAndInputGrad
 from skebm.base.processes import seed_modules
 from skebm.base.sampler import whole_number, whole_numbers
 from skebm.base.torchtools import check_memory, softplus
-from skebm.energies.neural import Spec
+from skebm.energies.factory import Spec
 
 
 class Activation(NamedTuple):

@@ -6,8 +6,7 @@ import copy
 import io
 import math
 import pickle
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,40 +23,7 @@ from skebm.base.energy import (
 )
 from skebm.base.processes import seed_modules
 from skebm.distributions import Distribution, Gaussian, KernelDensity
-from skebm.energies.whitening import LowRankWhitening, Whitening
-
-
-class Spec(NamedTuple):
-    """The specification by which a network is built.
-
-    Attributes
-    ----------
-    shape : tuple of int
-        Shape of a row: ``(d,)``, or ``(C, H, W)`` for images.
-    generator : torch.Generator
-        Source of the initial weights.
-    dtype : torch.dtype
-        Precision of the weights.
-    noise_levels : bool
-        Whether the network is called as ``network(x, log_sigma)``, with the logarithm of a noise
-        level for each row, (n,), or as ``network(x)``.
-    whitening : Whitening, LowRankWhitening or None
-        The whitening by the base, where it has one.
-    n_classes : int or None
-        Number of classes, for a network that returns logits, (n, n_classes), instead of one number
-        per row.
-    confining : bool
-        Whether there is neither a base nor bounds to keep rows from infinity, so that the energy of
-        the untrained network has to grow with the distance.
-    """
-
-    shape: tuple[int, ...]
-    generator: torch.Generator
-    dtype: torch.dtype = torch.float32
-    noise_levels: bool = False
-    whitening: Whitening | LowRankWhitening | None = None
-    n_classes: int | None = None
-    confining: bool = False
+from skebm.energies.factory import NetworkOf, Spec, module_of
 
 
 def build_network(network: Any, spec: Spec) -> nn.Module:
@@ -65,26 +31,26 @@ def build_network(network: Any, spec: Spec) -> nn.Module:
 
     Parameters
     ----------
-    network : object with ``build(spec)``, callable ``spec -> nn.Module``, or nn.Module
-        A module is copied with its weights.
+    network : nn.Module, class, callable or object with ``build(spec)``
+        A module is copied with its weights. A class or function, or either with arguments in a
+        :class:`NetworkOf`, makes a new one.
     spec : Spec
         Shape of the rows, precision and output.
 
     Returns
     -------
     nn.Module
-        From rows (n, ...) to one number per row, (n,), or to logits, (n, n_classes).
+        From rows (n, ...) to one number per row, (n,), also where the last layer has one unit,
+        (n, 1); or to logits, (n, n_classes).
 
     Raises
     ------
     TypeError
-        If the result is not a module.
+        If a class cannot be made of what is known of the rows, or the result is not a module.
     ValueError
-        If it does not accept such rows, or its output has another shape.
+        If it does not accept such rows, its output has another shape or precision, or it cannot
+        compute in float64.
     """
-    if isinstance(network, type) and hasattr(network, "build"):
-        name = network.__name__
-        raise TypeError(f"network={name} is a class: pass an instance, network={name}().")
     if isinstance(network, nn.Module):
         if any(isinstance(part, torch.jit.ScriptModule) for part in network.modules()):
             raise TypeError(
@@ -92,39 +58,32 @@ def build_network(network: Any, spec: Spec) -> nn.Module:
                 "module that it was made of."
             )
         built: Any = copy.deepcopy(network)
+    elif isinstance(network, NetworkOf):
+        built = network.build(spec)
+    elif isinstance(network, type) or not hasattr(network, "build"):
+        built = NetworkOf(network).build(spec)
     else:
-        make: Callable[[Spec], Any] = network.build if hasattr(network, "build") else network
-        built = _call_factory(make, spec)
+        built = module_of(network.build, spec)
     if not isinstance(built, nn.Module):
         raise TypeError(
             f"network={network!r} built {type(built).__name__}, but must build a torch.nn.Module."
         )
     built = built.to(spec.generator.device, spec.dtype)
+    if any(isinstance(p, nn.UninitializedParameter) for p in built.parameters()):  # lazy layers
+        with seed_modules(spec.generator):
+            _values_at_zeros(built, spec, 2)
     if not any(p.requires_grad for p in built.parameters()):
         if isinstance(built, Energy):
             raise ValueError(
                 "network has no weights that are trained: call requires_grad_(True) on it."
             )
         built = UntrainedNetwork(built).to(spec.generator.device, spec.dtype)
+    if spec.n_classes is None and _values_at_zeros(built, spec, 2).shape == (2, 1):
+        built = OneOutput(built)
     for n in (2, 1):
         _check_output(built, spec, n)
+    _check_double(built, spec)
     return built
-
-
-def _call_factory(make: Callable[[Spec], Any], spec: Spec) -> Any:
-    """What a factory makes; `TypeError` where it is a class that does not take a `Spec`."""
-    try:
-        with seed_modules(spec.generator):
-            return make(spec)
-    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
-        if not isinstance(make, type):
-            raise
-        name = make.__name__
-        raise TypeError(
-            f"network={name} is a class that cannot be made of a Spec ({error}): pass an "
-            f"instance, as network={name}(...), or a function, as in network=lambda spec: "
-            f"{name}(spec.shape[0])."
-        ) from error
 
 
 class UntrainedNetwork(nn.Module):
@@ -143,6 +102,19 @@ class UntrainedNetwork(nn.Module):
         if not isinstance(value, Tensor):  # which is refused
             return value
         return value * (1.0 + 0.0 * self.nothing)  # so that gradients by rows have it, too
+
+
+class OneOutput(nn.Module):
+    """A network whose last layer has one unit, (n, 1), as one number per row, (n,)."""
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.network = network
+
+    def forward(self, *args: Tensor) -> Tensor:
+        """The network's values, (n,)."""
+        value: Tensor = self.network(*args)
+        return value.squeeze(1)
 
 
 class Parametrized:
@@ -219,8 +191,8 @@ def _module_from_state(kind: type[nn.Module], state: dict[str, Any]) -> nn.Modul
     return module
 
 
-def _check_output(network: nn.Module, spec: Spec, n: int) -> None:
-    """Raise `ValueError` unless the network returns a number, or logits, for each of n rows."""
+def _values_at_zeros(network: nn.Module, spec: Spec, n: int) -> Tensor:
+    """What the network returns for n rows of zeros; `ValueError` where that is no tensor."""
     x = torch.zeros(n, *spec.shape, dtype=spec.dtype, device=spec.generator.device)
     with sampling(network), torch.no_grad():
         try:
@@ -230,7 +202,18 @@ def _check_output(network: nn.Module, spec: Spec, n: int) -> None:
                 f"The network does not take rows of shape {(n, *spec.shape)}"
                 f"{' and their noise levels' if spec.noise_levels else ''}: {error}"
             ) from error
-    returned = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+    if not isinstance(value, Tensor):
+        raise ValueError(
+            f"The network must return one number per row, as a tensor of shape ({n},) for {n} "
+            f"rows, but returned {type(value).__name__}."
+        )
+    return value
+
+
+def _check_output(network: nn.Module, spec: Spec, n: int) -> None:
+    """Raise `ValueError` unless the network returns a number, or logits, for each of n rows."""
+    value = _values_at_zeros(network, spec, n)
+    returned = tuple(value.shape)
     if spec.n_classes is not None:
         if returned != (n, spec.n_classes):
             raise ValueError(
@@ -240,9 +223,47 @@ def _check_output(network: nn.Module, spec: Spec, n: int) -> None:
             )
     elif returned != (n,):
         raise ValueError(
-            f"The network must return one number per row, of shape ({n},) for rows of shape "
-            f"{(n, *spec.shape)}, but returned {returned}: end it with a layer of one unit and "
-            "squeeze(1)."
+            f"The network must return one number per row, of shape ({n},) or ({n}, 1) for rows of "
+            f"shape {(n, *spec.shape)}, but returned {returned}: end it with a layer of one unit."
+        )
+    if value.dtype != spec.dtype:
+        raise ValueError(
+            f"The network returned {_bits(value.dtype)} for rows and weights of "
+            f"{_bits(spec.dtype)}: {BUFFERS}."
+        )
+
+
+# What makes a network follow its rows from one precision and device to another.
+BUFFERS = (
+    'write constants as buffers, self.register_buffer("c", c) in its constructor, make new '
+    "tensors like its input, x.new_zeros(...), and leave out conversions such as x.float()"
+)
+# Weights of a network that is tried in double precision; a copy of a larger one takes memory.
+MOST_TRIED = 10_000_000
+
+
+def _bits(dtype: torch.dtype) -> str:
+    """Name of a type without its module."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _check_double(network: nn.Module, spec: Spec) -> None:
+    """Raise `ValueError` for a network that has no float64 values, which log Z needs."""
+    n_weights = sum(p.numel() for p in network.parameters())
+    if spec.dtype == torch.float64 or n_weights > MOST_TRIED:
+        return
+    if spec.generator.device.type == "mps":  # which has no float64
+        return
+    double, kind = copy.deepcopy(network).double(), spec._replace(dtype=torch.float64)
+    try:
+        value = _values_at_zeros(double, kind, 2)
+        reason = f"returned {_bits(value.dtype)}" if value.dtype != torch.float64 else ""
+    except ValueError as error:
+        reason = str(error.__cause__)
+    if reason:
+        raise ValueError(
+            f"The network computes in float32 only ({reason}), and log Z is computed in float64: "
+            f"{BUFFERS}."
         )
 
 

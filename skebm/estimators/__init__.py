@@ -27,8 +27,7 @@ from skebm.estimators.neural import (
     Sliced,
     lagged,
 )
-from skebm.estimators.outlier import EnergyOutlierDetector, Explanation
-from skebm.estimators.product import ProductOfDensities
+from skebm.estimators.outlier import EnergyOutlierDetector, Explanation, ProductOfDensities
 from skebm.estimators.rbm import (
     GatedRBM,
     RBMClassifier,
@@ -43,6 +42,7 @@ from skebm.estimators.sequences import (
     SequenceOutlierDetector,
     TemporalRBM,
     TemporalRBMClassifier,
+    Windows,
 )
 from skebm.estimators.tables.bases import MixtureBase
 from skebm.estimators.tables.encoding import TableEncoder
@@ -91,6 +91,7 @@ __all__ = [
     "TemporalRBM",
     "TemporalRBMClassifier",
     "TractableDensity",
+    "Windows",
     "lagged",
 ]
 

@@ -12,15 +12,26 @@ from typing import TypeVar
 Class = TypeVar("Class", bound=type)
 
 
+class DocLinkMixin:
+    """Where the HTML representation of an estimator links to: its page of the reference."""
+
+    _doc_link_module = "skebm"
+    _doc_link_template = "https://skebm.readthedocs.io/en/latest/generated/skebm.{name}.html"
+
+    def _doc_link_url_param_generator(self) -> dict[str, str]:
+        return {"name": type(self).__name__}
+
+
 class Parameters:
     r"""Entries of constructor parameters.
 
-    network : config object, callable, nn.Module or None, default=None
-        Network f, which maps rows (n, ...) to one number per row, (n,). None is
+    network : config object, class, callable, nn.Module or None, default=None
+        Network f, which maps rows (n, ...) to one number per row, (n,) or (n, 1). None is
         :class:`skebm.energies.MLP`, whose parameters can be searched over by ``network__<name>``.
-        :class:`skebm.energies.Conv` takes images (n, C, H, W). A callable builds a module from a
-        :class:`skebm.energies.Spec`; a module is copied with its weights. f is an energy: low where
-        rows are likely.
+        :class:`skebm.energies.Conv` takes images (n, C, H, W). A class or callable builds a module
+        from a :class:`skebm.energies.Spec` or the number of columns, and its other arguments are
+        ``network__<name>`` (:class:`skebm.energies.NetworkOf`); a module is copied with its
+        weights. f is an energy: low where rows are likely.
 
     sampler : Sampler or None, default=None
         Sampler of the chains, in training and for drawing samples. None is adaptive
@@ -138,10 +149,10 @@ class Parameters:
     verbose : int, default=0
         1 shows a progress bar.
 
-    device : str, default="auto"
-        ``"auto"`` is a GPU if there is one.
+    device : str or int, default="auto"
+        ``"auto"`` is a GPU if there is one; ``"gpu"`` is one, a number k the GPU ``"cuda:k"``.
 
-    dtype : {"float32", "float64"}, default="float32"
+    dtype : {"float32", "float64"} or type, default="float32"
         Precision of the computation.
 
     net_params : dict or None, default=None
@@ -175,6 +186,9 @@ class Attributes:
 
     offset_ : float
         Threshold of `predict` in the units of `score_samples`.
+
+    converged_ : bool
+        Whether the last fit ended without a :class:`~skebm.base.TrainingWarning`.
 
     n_iter_, n_restarts_ : int
         Number of epochs, including those of earlier warm starts and of `partial_fit`, and number of

@@ -2,11 +2,12 @@
 
 An estimator delegates to its components. A fit proceeds as follows::
 
-    validated X --Table--> Rows --Blueprint--> EnergyNet (training) --> net_, history_, log Z
+    validated X --Table--> Rows --Recipe--> EnergyNet (training) --> net_, history_, log Z
 
 The :class:`~skebm.estimators.tables.Table` is fitted once and converts columns into rows of the
-energy. The :class:`Blueprint` holds everything that is determined before training, the base and the
-resolved settings; it builds nets and interprets trained ones. Both are stored with the model.
+energy. The :class:`~skebm.estimators.recipe.Recipe` holds everything that is determined before
+training: the table, the base, the plan, and the settings of the family, which builds objectives and
+interprets trained ones. It is stored with the model.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -32,6 +33,8 @@ from sklearn.base import (
 from torch import Tensor
 
 from skebm._validation import (
+    DEVICE,
+    DTYPE,
     Interval,
     StrOptions,
     check_columns,
@@ -44,17 +47,31 @@ from skebm._validation import (
     mask_as_missing,
     names_compared,
     resolve_device,
+    torch_dtype_of,
     validate_data,
     warn,
     warn_of_booleans,
 )
-from skebm.base import LogPartition, Objective, PartitionEstimator, Sampler, torchtools
+from skebm.base import (
+    Binary,
+    DataWarning,
+    Domain,
+    LikelihoodWarning,
+    LogPartition,
+    PartitionEstimator,
+    Sampler,
+    SettingWarning,
+    TrainingWarning,
+    torchtools,
+)
 from skebm.base import Real as Numbers
 from skebm.base.energy import check_temperature
-from skebm.base.processes import collect_warnings, lock_of
+from skebm.base.processes import collect_warnings, lock_of, repeat
 from skebm.base.processes.modes import TorchModes
 from skebm.base.sampler import whole_number
 from skebm.energies.neural import network_from_state, network_to_state
+from skebm.estimators._docs import DocLinkMixin
+from skebm.estimators.recipe import Recipe
 from skebm.estimators.storage import pack, package_version, unpack
 from skebm.estimators.tables.columns import Coding
 from skebm.estimators.tables.gross import gross_rows_of
@@ -72,9 +89,8 @@ from skebm.training.distributed import (
     map_over_ranks,
 )
 from skebm.training.mapped import MappedArray, as_mapped, is_large
-from skebm.training.plan import TrainingPlan, check_net_params, stopping_of
+from skebm.training.plan import check_net_params, stopping_of
 from skebm.training.rows import Rows
-from skebm.training.selection import LogRatioOf, is_kept, warn_of_base
 from skebm.training.streams import SourceMixin, Spool, is_stream, spool
 
 if TYPE_CHECKING:
@@ -90,8 +106,8 @@ COMMON_CONSTRAINTS: dict[str, list[Any]] = {
     "warm_start": ["boolean"],
     "random_state": ["random_state"],
     "verbose": ["verbose"],
-    "device": [str],
-    "dtype": [StrOptions({"float32", "float64"})],
+    "device": DEVICE,
+    "dtype": DTYPE,
     "net_params": [dict, None],
 }
 # Of models with one log Z, and of densities among them.
@@ -110,131 +126,6 @@ DENSITY_CONSTRAINTS: dict[str, list[Any]] = JOINT_CONSTRAINTS | {"contamination"
 # ------------------------------------------------------------------------------
 # Parts
 # ------------------------------------------------------------------------------
-
-
-class Blueprint(abc.ABC):
-    """Everything that a fit determines before training: the model, its base and the settings.
-
-    It has no reference to the estimator, and is stored with it so that a loaded model can rebuild
-    its net.
-
-    Attributes
-    ----------
-    table : Table
-    plan : TrainingPlan
-    """
-
-    table: Table
-    plan: TrainingPlan
-
-    @abc.abstractmethod
-    def objective(self, generator: torch.Generator) -> Objective:
-        """An untrained objective, which holds the energy, on the generator's device."""
-
-    def initialise(self, energy: Any, rows: Rows) -> None:
-        """Set initial parameters that depend on the rows; by default none."""
-        return
-
-    def hold_out(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
-        """Split off rows for monitoring the training; by default none."""
-        return rows, None
-
-    @property
-    def log_ratios(self) -> LogRatioOf | None:
-        """What assesses a model a few times a fit; None if each epoch's monitor does."""
-        return None
-
-    def complete(self, energy: Any, x: Tensor, known: Tensor, generator: torch.Generator) -> Tensor:
-        """Rows with their missing entries drawn anew; by default rows are complete."""
-        return x
-
-    def complete_copies(self, rows: Rows, generator: torch.Generator) -> Rows:
-        """Held-out rows, or copies that complete missing entries; by default rows are complete."""
-        return rows
-
-    def deduplicate(self, rows: Rows) -> Rows:
-        """Equivalent rows that are cheaper to train on; by default the same rows."""
-        return rows
-
-    def energy(self, trained: Any) -> Any:
-        """The energy of the model, made from the one that was trained."""
-        return trained
-
-    def scoring_energy(self, energy: Any) -> Any:
-        """The energy in a form whose rounding does not depend on the other rows of a batch."""
-        return energy
-
-    def check_trained(self, net: EnergyNet, rows: Rows) -> None:
-        """Warn if the training history indicates a bad fit; by default nothing."""
-        return
-
-    def after_training(self, net: EnergyNet, rows: Rows) -> Self:
-        """The blueprint with what is known only after training; by default unchanged."""
-        return self
-
-    def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
-        """Parameters that were `asked` for and that these settings do not use, with the reasons.
-
-        By default these are the parameters that `net_params` override.
-        """
-        net = asked.get("net_params") or {}
-        ours = {"learning_rate": "lr", "batch_size": "batch_size", "n_iter": "max_epochs"}
-        return {
-            name: f"net_params={{{theirs!r}: ...}} takes its place"
-            for name, theirs in ours.items()
-            if name in asked and theirs in net
-        }
-
-
-class GuardedBlueprint(Blueprint):
-    """Of a model that is its base where held-out rows gain too little by training."""
-
-    # What is the base then, in a warning; and whether it is the base, too, where no rows judge.
-    of_what: ClassVar[str] = "The model"
-    needs_validation_rows: ClassVar[bool] = False
-
-    def after_training(self, net: EnergyNet, rows: Rows) -> Self:
-        """The settings of the trained model, or of its base where held-out rows gain too little.
-
-        Training that goes on from an earlier fit keeps what it has, and so does that of a stream.
-        """
-        validated = net.streaming or net.validation is not None
-        unjudged = (net.held_out_ is None and not validated) or not len(net.history)
-        if unjudged and self.needs_validation_rows:
-            return self.base_alone(net, rows)
-        found = net.guard_.final_gain
-        if validated or net.n_before_ or net.held_out_ is None or found is None:
-            return self
-        more = self.gain_of_all_rows(rows)
-        if is_kept(found, more):
-            return self
-        if not self.has_warned_of_gain(net, rows):
-            warn_of_base(found, more, self.of_what)
-        return self.base_alone(net, rows)
-
-    @abc.abstractmethod
-    def base_alone(self, net: EnergyNet, rows: Rows) -> Self:
-        """The settings of the base as a model, to which the net is set."""
-
-    def gain_of_all_rows(self, rows: Rows) -> float:
-        """Nats of a new row that a base gains if it is fitted to the rows that guard as well."""
-        return 0.0
-
-    def has_warned_of_gain(self, net: EnergyNet, rows: Rows) -> bool:
-        """Whether warnings of the training say already that held-out rows gained little."""
-        return bool(net.note_)
-
-
-class JointBlueprint(Blueprint):
-    """Of a model with one log Z for all rows."""
-
-    @abc.abstractmethod
-    def partition_input(self, name: str, energy: Any, net: EnergyNet, reference: Tensor) -> Any:
-        """Input of an estimate of log Z: ``"base"``, ``"sampler"`` or ``"x"``, rows by origin."""
-
-    @abc.abstractmethod
-    def proper_score(self, rows: Rows, energy: Any) -> Tensor:
-        """Proper scoring rule that needs no log Z, (n,), higher is better."""
 
 
 class LogZ:
@@ -330,7 +221,8 @@ def set_nested_params(estimator: BaseEstimator, params: dict[str, Any]) -> None:
     for name in params:
         owner, _, rest = name.partition("__")
         holder = params.get(owner, getattr(estimator, owner, None))
-        if not rest or owner not in known or hasattr(holder, "set_params"):
+        settable = hasattr(holder, "set_params") and not isinstance(holder, type)
+        if not rest or owner not in known or settable:
             continue
         inner = {k.removeprefix(f"{owner}__") for k in params if k.startswith(f"{owner}__")}
         make = getattr(estimator, "_config_of", None)
@@ -381,7 +273,7 @@ def warn_without_effect(reasons: dict[str, str]) -> None:
     """One warning that names the parameters without effect, each with the reason."""
     if reasons:
         found = "; ".join(f"{name}, because {reason}" for name, reason in reasons.items())
-        warn(f"Without effect on this fit: {found}.", UserWarning)
+        warn(f"Without effect on this fit: {found}.", SettingWarning)
 
 
 def fraction_of_early_stopping(early_stopping: Any) -> float | None:
@@ -394,7 +286,7 @@ def fraction_of_early_stopping(early_stopping: Any) -> float | None:
 # ------------------------------------------------------------------------------
 
 
-class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
+class BaseEBM(DocLinkMixin, SourceMixin, BaseEstimator, abc.ABC):
     """Base class of energy-based estimators; subclasses implement the three hooks below."""
 
     # Factories for ``<parameter>__<name>`` if the parameter is None or a string.
@@ -404,7 +296,8 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
 
     net_: EnergyNet
     net_params: dict[str, Any] | None
-    _blueprint: Any
+    converged_: bool
+    _recipe: Any
     _log_z: LogZ
     _first_parameters: dict[str, Any]  # parameters of the first fit that later ones keep
     _reference: np.ndarray  # training rows in the units of the energy
@@ -422,7 +315,7 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
     @abc.abstractmethod
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
-    ) -> Blueprint:
+    ) -> Recipe[Any]:
         """Resolve all settings of training on `rows`; `before` is the net to continue from."""
 
     # ---------------------------------------------------------------- parameters
@@ -493,13 +386,13 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
         merged = (X, y, weight)
         if not streaming and isinstance(X, np.ndarray):
             merged = distinct_pairs(X, y, weight)
-        table = self._blueprint.table if go_on else self._learn_table(merged[0], merged[2])
+        table = self._recipe.table if go_on else self._learn_table(merged[0], merged[2])
         if table.copies_are_one:
             X, y, weight = merged
         if not go_on and isinstance(table.domain, Numbers):
             conditions = [j for block in table.given for j in block.columns]
             warn_of_booleans(self, given, conditions)
-        rows = table.rows(X, device=device, dtype=getattr(torch, self.dtype), weight=weight)
+        rows = table.rows(X, device=device, dtype=torch_dtype_of(self.dtype), weight=weight)
         rows.y = None if y is None else torch.as_tensor(y, device=device)
         rows.left_out = left_out
         table.prepare(rows)
@@ -510,17 +403,24 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
             net, train = self._start(rows, table, net, streaming=streaming)
         else:
             net = net.copy()
-        net.completion_ = self._blueprint.complete
+        net.completion_ = functools.partial(self._recipe.family.complete, self._recipe)
         try:
             self.net_ = net.partial_fit(train)
         except DivergenceError as error:
             raise DivergenceError(f"{error} {table.divergence_advice(rows)}".rstrip()) from error
         if streaming:
             net.raise_interrupt("partial_fit was interrupted; the model is as it was before.")
-        net.report()
-        self._finalise(rows)
-        self._blueprint = self._blueprint.after_training(net, rows)
+        self._conclude(net, rows)
         return rows
+
+    def _conclude(self, net: EnergyNet, rows: Rows) -> None:
+        """Set what is known only after training, and warn of what that has come to."""
+        with collect_warnings() as caught:
+            net.report()
+            self._finalise(rows)
+            self._recipe = self._recipe.after_training(net, rows)
+        self.converged_ = not any(issubclass(one.category, TrainingWarning) for one in caught)
+        repeat(caught)
 
     def _without_gross_rows(
         self, X: Any, y: np.ndarray | None, weight: np.ndarray | None
@@ -557,24 +457,25 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
         if fraction is not None:
             train, validation = _hold_out(rows, fraction, generator)
         # What is fitted before training, or chosen, is by a sample of the rows of a file.
-        blueprint = self._design(train.subsample(seed), table, before, streaming=streaming)
-        warn_without_effect(blueprint.without_effect(non_default_parameters(self)))
-        net = blueprint.plan.net(
-            blueprint.objective(generator),
+        recipe = self._design(train.subsample(seed), table, before, streaming=streaming)
+        warn_without_effect(recipe.without_effect(non_default_parameters(self)))
+        family = recipe.family
+        net = recipe.plan.net(
+            family.objective(recipe, generator),
             generator,
             streaming=streaming,
             validation=validation,
             net_params=self.net_params,
         ).initialize()
         if validation is None and not streaming:
-            train, held_out = blueprint.hold_out(train, generator)
-            net.hold_out(held_out, blueprint.log_ratios)
+            train, held_out = family.hold_out(recipe, train, generator)
+            net.hold_out(held_out, family.log_ratios(recipe))
         if before is None:
-            blueprint.initialise(net.module_.energy, train)
+            family.initialise(recipe, net.module_.energy, train)
         else:
             net.load_state(before)
-        self._blueprint = blueprint
-        return net, blueprint.deduplicate(train)
+        self._recipe = recipe
+        return net, family.deduplicate(recipe, train)
 
     def _finalise(self, rows: Rows) -> None:
         """Set the fitted attributes besides the weights."""
@@ -584,7 +485,7 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
         precision = torch.float64 if rows.is_mapped else torch.float32
         keep = torch.linspace(0, len(rows) - 1, n_reference, dtype=precision).long()
         self._reference = rows.take(keep.to(rows.device)).cpu().numpy()
-        self._blueprint.check_trained(self.net_, rows)
+        self._recipe.family.check_trained(self._recipe, self.net_, rows)
 
     def __sklearn_is_fitted__(self) -> bool:
         return "net_" in self.__dict__
@@ -611,7 +512,7 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
             warn(
                 "X has missing entries, so that the memory map is read whole, and needs memory in "
                 "proportion to its rows: fill them in, or pass fewer rows at a time.",
-                UserWarning,
+                DataWarning,
             )
             return validate_data(self, np.array(X), **kwargs)
         table.check_finite()
@@ -627,7 +528,7 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
     def _rows_of(self, X: Any) -> Rows:
         """Rows of validated X with the device and precision of the energy."""
         like = next(self.energy_.parameters())
-        found: Rows = self._blueprint.table.rows(X, device=like.device, dtype=like.dtype)
+        found: Rows = self._recipe.table.rows(X, device=like.device, dtype=like.dtype)
         return found
 
     def _of_rows(self, X: Any, function: Callable[[Rows], np.ndarray]) -> np.ndarray:
@@ -636,13 +537,18 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
 
     @property
     def _energy_of_net(self) -> Any:
-        """The energy that was trained, of which the blueprint makes that of the model."""
+        """The energy that was trained, of which the recipe makes that of the model."""
         return self.net_.module_.energy.eval()
 
     @property
     def energy_(self) -> Any:
         """The trained energy as a torch module in ``eval`` mode, in its own units."""
-        return self._blueprint.energy(self._energy_of_net)
+        return self._recipe.family.energy(self._recipe, self._energy_of_net)
+
+    def _scoring_energy(self, energy: Any = None) -> Any:
+        """An energy, by default the model's, whose rounding depends on no other rows of a batch."""
+        energy = self.energy_ if energy is None else energy
+        return self._recipe.family.scoring_energy(self._recipe, energy)
 
     def _parameter_array(self, name: str) -> np.ndarray:
         """A parameter of the trained energy as a read-only array."""
@@ -653,13 +559,13 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
 
     def _map(self, rows: Rows, function: Callable[[Any, Tensor], Tensor]) -> Tensor:
         """Apply ``function(energy, x)``, which treats rows independently, to all rows."""
-        energy = self._blueprint.scoring_energy(self.energy_)
+        energy = self._scoring_energy()
         dtype = next(energy.parameters()).dtype
         return rows.map(lambda x: function(energy, x.to(dtype)), energy.domain.n_columns)
 
     def _energies(self, rows: Rows, *, likely: bool = False) -> np.ndarray:
         """Energies of rows in the units of the data, (n,); `likely` if used as likelihoods."""
-        table: Table = self._blueprint.table
+        table: Table = self._recipe.table
         return table.energies(functools.partial(self._map, rows), likely=likely)
 
     def _generator(self, random_state: Any) -> torch.Generator:
@@ -689,11 +595,11 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
         if stored != package_version():
             warn(
                 f"This model was stored by skebm {stored}; skebm {package_version()} is installed.",
-                UserWarning,
+                SettingWarning,
             )
         generator = torch.Generator(self._available_device())
-        net = self._blueprint.plan.net(
-            self._blueprint.objective(generator),
+        net = self._recipe.plan.net(
+            self._recipe.family.objective(self._recipe, generator),
             generator,
             streaming=packed["streaming"],
             net_params=self.net_params,
@@ -708,7 +614,7 @@ class BaseEBM(SourceMixin, BaseEstimator, abc.ABC):
         except ValueError:
             warn(
                 f"device={self.device!r} is not available here; the model is loaded on the CPU.",
-                UserWarning,
+                SettingWarning,
             )
             return torch.device("cpu")
 
@@ -785,6 +691,17 @@ def chain_rows(net: EnergyNet) -> Tensor | None:
     return None
 
 
+def annealing_starts(net: EnergyNet, data: Tensor) -> dict[str, Tensor]:
+    """Rows near the model by origin: data, and training chains if there are any."""
+    starts, chain = {"data": at_least_two(data)}, chain_rows(net)
+    return starts if chain is None else starts | {"training chains": at_least_two(chain)}
+
+
+def states_near(x: Tensor, domain: Domain) -> Tensor:
+    """Rows whose probabilities of bits are rounded, if there are no other columns."""
+    return (x > 0.5).to(x.dtype) if isinstance(domain, Binary) else x
+
+
 def at_least_two(x: Tensor) -> Tensor:
     """The rows, or a single row twice: reverse annealing needs two for a standard error."""
     return x if len(x) > 1 else x.expand(2, -1)
@@ -850,7 +767,7 @@ class FeaturesMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, OfModel):
 
     @property
     def _n_features_out(self) -> int:
-        return int(self._blueprint.n_hidden)
+        return int(self._recipe.family.n_hidden)
 
 
 class PartitionMixin(OfModel):
@@ -894,6 +811,11 @@ class PartitionMixin(OfModel):
         energies = self._of_rows(X, functools.partial(self._energies, likely=True))
         return -energies - self.log_partition_
 
+    def _proper_scores(self, rows: Rows) -> Tensor:
+        """Proper scoring rule of rows that needs no log Z, (n,), higher is better."""
+        found: Tensor = self._recipe.family.proper_score(self._recipe, rows, self._scoring_energy())
+        return found
+
     def _check_draws(self, n_samples: int, n_steps: int, temperature: float) -> None:
         """Raise an error that names what is wrong with the arguments of `sample`."""
         check_is_fitted(self)
@@ -907,11 +829,12 @@ class PartitionMixin(OfModel):
 
     def _partition_inputs(self, names: Iterable[str] = ("base", "sampler", "x")) -> dict[str, Any]:
         """Arguments of an estimate of log Z: those in `names`, and the generator."""
-        energy = self.energy_
+        energy, recipe = self.energy_, self._recipe
         like = next(energy.parameters())
         rows = torch.as_tensor(self._reference, dtype=like.dtype, device=like.device)
         found = {
-            name: self._blueprint.partition_input(name, energy, self.net_, rows) for name in names
+            name: recipe.family.partition_input(recipe, name, energy, self.net_, rows)
+            for name in names
         }
         return found | {"generator": torch.Generator(like.device).manual_seed(self.net_.seed_)}
 
@@ -943,8 +866,10 @@ class PartitionMixin(OfModel):
                 if math.isnan(log_z.found.value):
                     why = log_z.found.reason
                     warn(
-                        f"log Z is nan{why and f', because {why}'}: fit again with a smaller "
-                        "learning_rate, or rank rows by energy."
+                        f"log Z is nan{why and f', because {why}'}.",
+                        LikelihoodWarning,
+                        ("Rank rows by energy, or lower learning_rate.", "learning_rate"),
+                        ("Rank rows by energy.",),
                     )
             return log_z.found
 
@@ -1133,13 +1058,13 @@ class BaseDensity(DetectionMixin, PartitionMixin, BaseEBM, abc.ABC):
         """
         rows = self._rows(X)
         if self.partition is None:
-            energy = self._blueprint.scoring_energy(self.energy_)
-            return float(self._blueprint.proper_score(rows, energy).double().mean())
+            return float(self._proper_scores(rows).double().mean())
         found = self._log_partition()
         if math.isnan(found.pessimistic):
             warn(
-                f"score is nan, because log Z has no credible upper end: {found.reason}. Use "
-                'partition="auto", or score_samples, which uses the estimate itself.'
+                f"score is nan, because log Z has no credible upper end: {found.reason}.",
+                LikelihoodWarning,
+                ('Use partition="auto", or score_samples.', "partition"),
             )
         return -float(self._energies(rows, likely=True).mean()) - found.pessimistic
 

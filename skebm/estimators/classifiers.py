@@ -11,6 +11,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 
 from skebm._validation import as_numbers, check_labels, fit_context, warn
+from skebm.base import DataWarning
 from skebm.estimators.base import BaseEBM, PartitionMixin, atomic, raises_interrupt
 from skebm.objectives.joint import UNKNOWN
 from skebm.training.rows import Rows
@@ -88,7 +89,7 @@ def _warn_of_unlabelled(estimator: BaseEBM, labels: np.ndarray) -> None:
         warn(
             f"y has {int((labels == -1).sum())} labels of -1, which count as a class of their own: "
             f"if they mark rows without a label, {remedy}.",
-            UserWarning,
+            DataWarning,
         )
 
 

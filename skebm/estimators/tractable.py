@@ -31,7 +31,7 @@ from skebm._validation import (
     warn,
     warn_of_booleans,
 )
-from skebm.base import torchtools
+from skebm.base import SamplingWarning, torchtools
 from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.distributions import (
@@ -43,6 +43,7 @@ from skebm.distributions import (
     SignedLog,
     Stack,
 )
+from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import atomic, non_default_parameters, warn_without_effect
 from skebm.estimators.tables.gross import without_gross_rows
 from skebm.estimators.tables.units import extreme_factors
@@ -68,7 +69,7 @@ USED_BY = {
 }
 
 
-class TractableDensity(SourceMixin, DensityMixin, BaseEstimator):
+class TractableDensity(DocLinkMixin, SourceMixin, DensityMixin, BaseEstimator):
     r"""Density of the rows of a table by a distribution with a closed form, exactly normalised.
 
     These are the distributions that neural densities correct. They take a fraction of the time of
@@ -383,7 +384,7 @@ def _resample(
     warn(
         f"Proposals {why}: the samples are resampled from {len(x)} of them, with an effective "
         f"sample size of {ess:.0f}, and are approximate.",
-        UserWarning,
+        SamplingWarning,
     )
     found: np.ndarray = x[random.choice(len(x), n_samples, p=share)]
     return found

@@ -13,6 +13,7 @@ from skebm.metrics.detection import (
 )
 from skebm.metrics.samples import FisherDivergence, fisher_divergence, mode_mass_distance
 from skebm.metrics.scorers import (
+    converged_score,
     hyvarinen_score,
     log_likelihood_score,
     pessimistic_log_likelihood_score,
@@ -23,6 +24,7 @@ __all__ = [
     "Estimate",
     "FisherDivergence",
     "average_precision_bootstrap",
+    "converged_score",
     "expected_calibration_error",
     "fisher_divergence",
     "fpr_at_tpr",

@@ -22,6 +22,46 @@ from skebm._densities import (
 )
 
 
+def converged_score(estimator: Any, X: Any = None, y: Any = None) -> float:
+    """1 if the fit of an estimator has converged, 0 if it warned of its training.
+
+    As one of several scores of a search, its mean over the folds says which candidates had not
+    converged, by processes as well, which do not pass warnings on.
+
+    Parameters
+    ----------
+    estimator : estimator
+        A fitted estimator, or a pipeline, search or detector that ends in one. One without the
+        attribute ``converged_`` has nothing that converges.
+    X, y : object
+        Not used; part of the signature of scorers.
+
+    Returns
+    -------
+    float
+        0 or 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklearn.model_selection import GridSearchCV
+    >>> from skebm import RBMEstimator
+    >>> from skebm.metrics import converged_score, log_likelihood_score
+    >>> X = (np.random.default_rng(0).random((60, 4)) < 0.5).astype(float)
+    >>> search = GridSearchCV(
+    ...     RBMEstimator(2, n_iter=2, random_state=0),
+    ...     {"learning_rate": [0.01, 0.1]},
+    ...     scoring={"log_likelihood": log_likelihood_score, "converged": converged_score},
+    ...     refit="log_likelihood",
+    ...     cv=2,
+    ... ).fit(X)
+    >>> search.cv_results_["mean_test_converged"].tolist()
+    [1.0, 1.0]
+    """
+    _, final = last_step(estimator)
+    return float(getattr(final, "converged_", True))
+
+
 def log_likelihood_score(estimator: Any, X: Any, y: Any = None) -> float:
     """Mean log p(x), in nats per row, by the estimator's ``score_samples``.
 

@@ -13,12 +13,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 from sklearn.base import clone
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from skebm._validation import warn
-from skebm.base import ChainState, Energy, LogPartition, Sampler, sampling
-from skebm.base.processes import collect_warnings, progress_bar
+from skebm.base import ChainState, Energy, LikelihoodWarning, LogPartition, Sampler, sampling
+from skebm.base.processes import Notice, collect_warnings, progress_bar, repeat
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
 from skebm.energies import AnnealingPath, annealing_path
@@ -339,6 +337,11 @@ def _pilot_run(
 PROGRESS_DELAY = 2.0
 # Effective sample size below which an annealing run warns.
 MIN_ESS = 5
+# What to do about an estimate that is not precise enough.
+MORE = (
+    ("Use more n_betas and n_chains.", "n_betas", "n_chains"),
+    ("Pass partition=AISBracket(n_betas=10_000).", "partition"),
+)
 NO_LOWER = "no lower bound: the weights do not show a mode that all draws of the model have missed"
 
 
@@ -415,7 +418,7 @@ class AnnealingPlan(NamedTuple):
         """Summary of log weights (n,); warns where the effective sample is small."""
         summary, n = summarise(log_w), len(log_w)
         if n > 1 and summary.ess < min(MIN_ESS, n / 10):
-            warn(uneven(summary.ess, n), ConvergenceWarning)
+            repeat([uneven(summary.ess, n)])
         return summary
 
 
@@ -430,18 +433,17 @@ def within_seconds(estimator: Any, run: Callable[[Any, Deadline], LogPartition])
     if estimator.max_seconds is None:
         return run(estimator, deadline)
 
-    def part(fraction: float) -> tuple[LogPartition, list[str]]:
+    def part(fraction: float) -> tuple[LogPartition, list[Notice]]:
         few = clone(estimator).set_params(n_betas=round(fraction * estimator.n_betas))
         with collect_warnings() as caught:
             estimate = run(few, deadline)
-        return estimate, [str(one.message) for one in caught]
+        return estimate, caught
 
-    (estimate, messages), limited = in_stages(fractions(estimator.n_betas), part, deadline)
+    (estimate, notices), limited = in_stages(fractions(estimator.n_betas), part, deadline)
     if limited:
         limits = {"max_seconds": estimator.max_seconds}
-        messages.append(message_of_limits(limits, estimate.std_error))
-    if messages:
-        warn(" ".join(messages), ConvergenceWarning)
+        notices.insert(0, notice_of_limits(limits, estimate.std_error))
+    repeat(notices[:1])
     return estimate
 
 
@@ -493,21 +495,24 @@ def annealing_plan(
     return AnnealingPlan(path, kernel, schedule, estimator.delta, generator, verbose, deadline)
 
 
-def uneven(ess: float, n: int) -> str:
-    """Message: what a small effective sample size of `n` annealing runs means, and what to do."""
-    return (
+def uneven(ess: float, n: int) -> Notice:
+    """What a small effective sample size of `n` annealing runs means, and what to do."""
+    return Notice(
         f"The effective sample size of {n} annealing runs is {ess:.2f}: log Z is known to within "
-        "several nats at best. Use more n_betas, or a base nearer to the model."
+        "several nats at best.",
+        LikelihoodWarning,
+        MORE,
     )
 
 
-def message_of_limits(limits: dict[str, Any], std_error: float) -> str:
-    """Message: a limit has ended an estimate, with which error, and what to do."""
-    names = ", ".join(f"{name}={value:.3g}" for name, value in limits.items() if value is not None)
-    return (
+def notice_of_limits(limits: dict[str, Any], std_error: float) -> Notice:
+    """That a limit has ended an estimate, with which error, and what to do."""
+    shown = ", ".join(f"{name}={value:.3g}" for name, value in limits.items() if value is not None)
+    return Notice(
         f"A limit has ended the estimate of log Z at a standard error of {std_error:.2g} nats "
-        f"({names}). For a smaller error raise the limit; an estimator takes such a method as "
-        "partition=."
+        f"({shown}).",
+        LikelihoodWarning,
+        (("Raise the limit for a smaller error.", *limits),),
     )
 
 

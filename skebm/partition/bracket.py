@@ -9,21 +9,20 @@ from typing import Any, NamedTuple
 
 import torch
 from sklearn.base import clone
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from skebm._validation import warn
-from skebm.base import Energy, LogPartition, Sampler, sampling
-from skebm.base.processes import collect_warnings
+from skebm.base import Energy, LikelihoodWarning, LogPartition, Sampler, sampling
+from skebm.base.processes import Notice, collect_warnings, repeat
 from skebm.base.sampler import whole_number
 from skebm.partition.annealed import (
     MIN_ESS,
+    MORE,
     Deadline,
     annealing_plan,
     check_seconds,
     fractions,
     in_stages,
-    message_of_limits,
+    notice_of_limits,
     uneven,
 )
 from skebm.partition.checks import MonteCarloEstimator, wide_base
@@ -34,6 +33,11 @@ WIDE = "AIS from a wider base"
 TOLD = 4
 # Nats between value and upper end from which on it is told.
 WIDEST = 1.0
+# What to do about a model that chains do not explore.
+TRAIN = (
+    ("Train with more steps (chains__n_steps), or rely on the pessimistic end.", "chains"),
+    ("Train with more steps of the sampler, or rely on the pessimistic end.",),
+)
 
 
 class AISBracket(MonteCarloEstimator):
@@ -172,13 +176,13 @@ class AISBracket(MonteCarloEstimator):
             enough=lambda runs: tol is not None and runs.agree(tol),
             affordable=lambda runs, factor: most is None or factor * runs.n_evaluations <= most,
         )
-        messages, result = runs.messages(self.n_chains), runs.result()
+        notices, result = runs.notices(self.n_chains), runs.result()
         limits = {"max_evaluations": most, "max_seconds": self.max_seconds}
         timed = self.max_seconds is not None
         if limited and (timed or not result.std_error <= TOLD * (tol or 0)):
-            messages.append(message_of_limits(limits, result.std_error))
-        if messages:
-            warn(" ".join(messages), ConvergenceWarning)
+            # What was to be had in so many seconds explains the rest.
+            notices.insert(0 if timed else len(notices), notice_of_limits(limits, result.std_error))
+        repeat(notices[:1])  # the estimates themselves are among the parts of the result
         return result
 
     def _runs(
@@ -250,50 +254,45 @@ class Runs(NamedTuple):
         parts = {name: (one.value, one.std_error) for name, one in estimates.items()}
         return forward._replace(upper=upper, bound_kind="heuristic", parts=parts, reason="")
 
-    def messages(self, n_chains: int) -> list[str]:
-        """Messages on estimates that cross, disagree or depend on the start beyond their errors."""
-        forward, wide, reverse, messages = self.forward, self.wide, self.reverse, []
+    def notices(self, n_chains: int) -> list[Notice]:
+        """Warnings of estimates that disagree beyond their errors, the gravest first."""
+        forward, wide, reverse, texts = self.forward, self.wide, self.reverse, []
         by_value = sorted(reverse, key=lambda name: reverse[name].value)
         low, high = reverse[by_value[0]], reverse[by_value[-1]]
-        result = f"forward AIS gives log Z = {_in_words(forward)}"
-        if low.value < forward.value - max(0.01, 3 * math.hypot(forward.std_error, low.std_error)):
-            messages.append(
-                f"Forward and reverse annealing have crossed: {result}, reverse AIS from "
-                f"{by_value[0]} {_in_words(low)}, below it. Those rows are not samples of the "
-                "model. Train with more sampler steps or a smaller learning rate."
-            )
-        if high.value - low.value > max(0.5, 3 * math.hypot(low.std_error, high.std_error)):
-            values = ", ".join(f"{reverse[name].value:.2f} from {name}" for name in by_value)
-            messages.append(
-                f"Reverse AIS depends on its start: log Z = {values}. The chains do not mix "
-                "between the modes of the model. Train with more sampler steps; report the "
-                "pessimistic end."
+        result = f"log Z = {_in_words(forward)} by AIS"
+        if wide is not None and _is_above(wide, forward):
+            texts.append(
+                f"Annealing has missed modes far from its base ({result}, {_in_words(wide)} from a "
+                "wider one, which is returned): rows and base are near a part of the model only."
             )
         error = 3 * math.hypot(forward.std_error, high.std_error)
         if high.value - forward.value > max(1.0, error):
-            messages.append(
-                f"Forward annealing has missed modes: {result}, reverse AIS from {by_value[-1]} "
-                f"{_in_words(high)}, far above it. Use more n_betas and n_chains; if they still "
-                "disagree, train with more sampler steps."
+            texts.append(
+                f"Forward annealing has missed modes: {result}, {_in_words(high)} by reverse AIS "
+                f"from {by_value[-1]}, far above it."
             )
-        if wide is not None and _is_above(wide, forward):
-            messages.append(
-                f"Annealing has missed modes far from its base: log Z = {_in_words(forward)} from "
-                f"the base, {_in_words(wide)} from a wider one, which is returned. The rows and "
-                "the base are near a part of the model only. Train with more sampler steps, from "
-                "more dispersed starts."
+        if high.value - low.value > max(0.5, 3 * math.hypot(low.std_error, high.std_error)):
+            texts.append(
+                f"Reverse AIS depends on its start (log Z = {low.value:.2f} from {by_value[0]}, "
+                f"{high.value:.2f} from {by_value[-1]}): chains do not mix between the modes."
             )
-            forward = wide
-        if forward.ess < min(MIN_ESS, n_chains / 10):
-            messages.append(uneven(forward.ess, n_chains))
+        if low.value < forward.value - max(0.01, 3 * math.hypot(forward.std_error, low.std_error)):
+            texts.append(
+                f"Forward and reverse annealing have crossed: {result}, {_in_words(low)} by "
+                f"reverse AIS from {by_value[0]}, which are no samples of the model."
+            )
+        notices = [Notice(text, LikelihoodWarning, TRAIN) for text in texts]
+        best = wide if wide is not None and _is_above(wide, forward) else forward
+        if best.ess < min(MIN_ESS, n_chains / 10):
+            notices.append(uneven(best.ess, n_chains))
         interval = self.result()
-        if not messages and interval.upper - interval.value > WIDEST:
-            messages.append(
+        if not notices and interval.upper - interval.value > WIDEST:
+            text = (
                 f"The upper end of the interval for log Z is {interval.upper - interval.value:.1f} "
-                f"nats above its value, {interval.value:.2f}: smaller differences of likelihoods "
-                "say nothing. Use more n_betas and n_chains."
+                f"nats above its value, {interval.value:.2f}: smaller differences say nothing."
             )
-        return messages
+            notices.append(Notice(text, LikelihoodWarning, MORE))
+        return notices
 
 
 def _most_precise(estimates: Iterable[LogPartition]) -> LogPartition:

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm._validation import warn
-from skebm.base import Energy, LogPartition, Sampler
+from skebm.base import Energy, LikelihoodWarning, LogPartition, Sampler
 from skebm.base.bridge import Bridge, bridge
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
@@ -179,6 +178,8 @@ def _warn_unless_overlapping(result: Bridge, n: int) -> None:
     if result.ess < min(10, n / 10):
         warn(
             f"Base and model hardly overlap (effective sample size {result.ess:.1f} of {n} draws), "
-            "and std_error is too small. Pass a base nearer to the model, or use AIS.",
-            ConvergenceWarning,
+            "and std_error is too small.",
+            LikelihoodWarning,
+            ("Pass a base nearer to the model, or use AIS.", "n_samples"),
+            ("Pass partition=AISBracket().", "partition"),
         )

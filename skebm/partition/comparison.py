@@ -267,7 +267,7 @@ def _measure(
     messages = []
     for one in caught:
         if issubclass(one.category, ConvergenceWarning):
-            messages.append(str(one.message).splitlines()[0])
+            messages.append(one.text().splitlines()[0])
         else:
             repeat([one])
     row = result._asdict() | {"seconds": seconds, "warning": " ".join(dict.fromkeys(messages))}

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm._validation import warn
-from skebm.base import Energy, LogPartition, Sampler, sampling
+from skebm.base import Energy, LikelihoodWarning, LogPartition, Sampler, sampling
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
@@ -327,8 +326,8 @@ def _warn_of_weights(ess: float, n: int, k: float, no_estimate: bool) -> None:
     )
     warn(
         f"The importance weights are uneven (effective sample size {ess:.1f} of {n} draws; Pareto "
-        f"index {k:.2f}, reliable up to {MAX_PARETO_K}): {effect}. The base is narrower than the "
-        "model, or far from it: pass a wider one, or rows x to fit it to, or use AIS or "
-        "BridgeSampling.",
-        ConvergenceWarning,
+        f"index {k:.2f}, reliable up to {MAX_PARETO_K}): {effect}.",
+        LikelihoodWarning,
+        ("Pass a wider base, or use AIS or BridgeSampling.", "n_samples"),
+        ("Pass partition=AISBracket().", "partition"),
     )

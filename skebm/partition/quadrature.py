@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm._validation import warn
-from skebm.base import Energy, LogPartition, Real, Sampler, sampling
+from skebm.base import Energy, LikelihoodWarning, LogPartition, Real, Sampler, sampling
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
@@ -605,9 +604,10 @@ class Quadrature(MonteCarloEstimator):
         if not integral.converged:
             warn(
                 f"The integral has a relative error of {integral.error:.2g} after "
-                f"{integral.n_evaluations:,} evaluations, above tol={self.tol:.2g}. Raise "
-                "max_evaluations, or use AISBracket.",
-                ConvergenceWarning,
+                f"{integral.n_evaluations:,} evaluations, above tol={self.tol:.2g}.",
+                LikelihoodWarning,
+                ("Raise max_evaluations, or use AISBracket.", "max_evaluations"),
+                ("Pass partition=AISBracket().", "partition"),
             )
         value, nan = integral.log_z, math.nan
         if integral.reason:

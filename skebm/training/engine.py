@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from sklearn.exceptions import ConvergenceWarning
 from skorch import NeuralNet
 from skorch.callbacks import Callback, EarlyStopping
 from skorch.helper import predefined_split
@@ -19,11 +18,21 @@ from torch.autograd.graph import increment_version
 from torch.optim.swa_utils import AveragedModel
 
 from skebm._validation import warn
-from skebm.base import Batch, Energy, Loss, Objective, SamplingError, sampling
+from skebm.base import (
+    Batch,
+    Energy,
+    Loss,
+    Objective,
+    SamplingError,
+    SettingWarning,
+    TrainingWarning,
+    sampling,
+)
 from skebm.base.objective import FusedSteps
-from skebm.base.processes import may_draw, progress_bar, threads
+from skebm.base.processes import Notice, may_draw, progress_bar, repeat, threads
 from skebm.base.processes.modes import TorchModes
 from skebm.base.torchtools import SGD, searches_steps
+from skebm.training.callbacks import check_callbacks
 from skebm.training.distributed import (
     ALONE,
     DataParallel,
@@ -49,7 +58,7 @@ from skebm.training.guard import (
 )
 from skebm.training.resume import Resume, settings_of
 from skebm.training.rows import Batches, Rows
-from skebm.training.selection import LogRatioOf, assess
+from skebm.training.selection import WORTH_A_WARNING, Gain, LogRatioOf, assess, is_worth_a_warning
 
 
 class Run:
@@ -407,6 +416,7 @@ class EnergyNet(NeuralNet):
         """
         if not self.initialized_:
             self.initialize()
+        check_callbacks(self)
         self.interrupted_ = True  # until the loop has come to its end
         self.n_before_ = len(self.history)
         self.guard_ = Guard(seldom=self.log_ratios_ is not None)
@@ -414,7 +424,7 @@ class EnergyNet(NeuralNet):
         self.logs_: dict[str, float] = {}  # of the trained weights
         self.averaged_: dict[str, float] = {}  # of their average
         self.least_: dict[str, float] = {}  # losses
-        self.note_ = ""
+        self.note_: Notice | None = None
         modes = TorchModes.current()
         self.first_: list[Tensor] = []
         self._find_group(X)
@@ -459,7 +469,7 @@ class EnergyNet(NeuralNet):
             warn(
                 f"Each of {self.group_.size} processes trains on all rows, which takes as long as "
                 f"in one: {reason}.",
-                UserWarning,
+                SettingWarning,
             )
 
     def _why_undivided(self, X: Rows) -> str | None:
@@ -495,28 +505,31 @@ class EnergyNet(NeuralNet):
         if best is None:
             return
         copy_weights(best.weights, weights_of(self.module_))
-        where = f"The weights are those after epoch {best.epoch} of {len(self.history)}"
         if best.gain <= max(2 * best.error, MIN_LOSS) and (ended_early or self.guard_.seldom):
-            early = "training ended early, as held-out" if ended_early else "held-out"
-            n_steps, more = n_batches * self.max_epochs, "more epochs"
+            if not is_worth_a_warning(Gain(best.gain, best.error)):
+                return
+            n_steps = n_batches * self.max_epochs
+            remedy = "More rows or a larger n_iter may find more."
             if not ended_early and n_steps < ENOUGH_STEPS:
-                more = (
-                    f"more steps than {n_steps:,} (n_iter={math.ceil(ENOUGH_STEPS / n_batches)}, "
-                    f"for {ENOUGH_STEPS:,})"
-                )
-            self.note_ = (
-                f"{where}: {early} rows became no more likely than under "
-                f"the base (by {best.gain:.2g} nats, standard error {best.error:.2g}). The base "
-                f"is as good a model of these rows; more rows, {more} or another model may "
-                "find more."
+                remedy = f"Set n_iter to {math.ceil(ENOUGH_STEPS / n_batches)} or more."
+            self.note_ = Notice(
+                f"Held-out rows became no more likely than under the base (by {best.gain:.2g} "
+                f"nats, standard error {best.error:.2g}), which is as good a model of these rows.",
+                TrainingWarning,
+                ((remedy, "n_iter"), ("More rows may find more.",)),
             )
-        elif clearly:
-            remedy = "Lower learning_rate or n_iter, or raise weight_decay."
+        elif clearly and clearly.gain - self.guard_.shown["gain_over_base"] > WORTH_A_WARNING:
+            advice: tuple[str, ...] = (
+                "Lower learning_rate or n_iter, or raise weight_decay.",
+                "n_iter",
+            )
             if self.guard_.seldom:  # an RBM, which a given learning_rate would leave unguarded
-                remedy = "Lower n_components or n_iter, or pass a penalty."
-            self.note_ = (
-                f"{where}, under which held-out rows were clearly more likely: later epochs "
-                f"overfitted. {remedy}"
+                advice = ("Lower n_components or n_iter, or pass a penalty.", "n_components")
+            self.note_ = Notice(
+                f"The weights are those after epoch {best.epoch} of {len(self.history)}, under "
+                "which held-out rows were clearly more likely: later epochs overfitted.",
+                TrainingWarning,
+                (advice, ("Lower n_iter.", "n_iter")),
             )
 
     def on_epoch_begin(
@@ -950,21 +963,19 @@ class EnergyNet(NeuralNet):
 
     def report(self) -> None:
         """Warn where training was rolled back, returned to earlier weights or was interrupted."""
-        notes = []
         restarts = self.n_restarts_ - self.reported_
-        if restarts:
-            notes.append(
+        if self.note_ is not None:  # of the weights that training ended with, however it went
+            repeat([self.note_])
+        elif restarts:
+            rate = f"Set learning_rate to about {self.lr * self.lr_scale_:.2g}"
+            warn(
                 f"Training diverged and was rolled back {restarts} times (first at "
-                f"{self.guard_.first}). Set learning_rate to about "
-                f"{self.lr * self.lr_scale_:.2g}{self.module_.advice(self.state_)}, its value at "
-                "the end of training."
+                f"{self.guard_.first}).",
+                TrainingWarning,
+                (f"{rate}{self.module_.advice(self.state_)}.", "learning_rate"),
             )
-        if self.note_:
-            notes.append(self.note_)
         if self.interrupted_ and self.on_interrupt == "return":
-            notes.append(self._interruption())
-        if notes:
-            warn(" ".join(notes), ConvergenceWarning)
+            warn(self._interruption(), TrainingWarning)
 
     def _interruption(self) -> str:
         return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from sklearn.base import BaseEstimator
 
-from skebm._validation import Interval, StrOptions
+from skebm._validation import Interval, StrOptions, torch_dtype_of
 from skebm.base import Objective, torchtools
 from skebm.training.owlqn import OWLQN
 from skebm.training.rows import Rows
@@ -184,6 +185,27 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
+# Optimizers of torch by their names in small letters, for ``net_params={"optimizer": "adam"}``.
+TORCH_OPTIMIZERS = {
+    name.lower(): kind
+    for name, kind in vars(torch.optim).items()
+    if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
+    if kind is not torch.optim.Optimizer
+}
+
+
+def torch_optimizer(asked: Any) -> Any:
+    """The class that ``net_params`` ask for, by itself or by its name; `ValueError` for no name."""
+    if not isinstance(asked, str):
+        return asked
+    if asked.lower() not in TORCH_OPTIMIZERS:
+        raise ValueError(
+            f"optimizer={asked!r} in net_params is no optimizer of torch: use one of "
+            f"{', '.join(sorted(TORCH_OPTIMIZERS))}, or a class."
+        )
+    return TORCH_OPTIMIZERS[asked.lower()]
+
+
 def check_net_params(params: dict[str, Any]) -> None:
     """Raise `ValueError` for a name that no net accepts, or for an invalid value."""
     for name in params:
@@ -193,6 +215,7 @@ def check_net_params(params: dict[str, Any]) -> None:
                 f"with {' or '.join(NET_PREFIXES)}; the module, its loss, the batches and the "
                 "device are the estimator's own."
             )
+    torch_optimizer(params.get("optimizer"))
     if params.get("on_interrupt", "raise") not in ("raise", "return"):
         raise ValueError(
             f"on_interrupt in net_params is 'raise' or 'return', not {params['on_interrupt']!r}."
@@ -244,6 +267,11 @@ class TrainingPlan:
         return self.n_iter * math.ceil(n_rows / self.batch_size)
 
     @property
+    def searches(self) -> bool:
+        """Whether every step uses all rows, and searches along a line."""
+        return self.optimizer in ("lbfgs", "owlqn")
+
+    @property
     def torch_dtype(self) -> torch.dtype:
         """Precision of the computation."""
         found: torch.dtype = getattr(torch, self.dtype)
@@ -261,8 +289,8 @@ class TrainingPlan:
         """Build the net that trains an objective; settings in `net_params` take precedence."""
         from skebm.training.engine import EnergyNet  # imports skorch, at the first fit
 
-        optimizer, fixed = OPTIMIZERS[self.optimizer]
-        settings = {f"optimizer__{k}": v for k, v in (fixed | self.optimizer_settings).items()}
+        given = dict(net_params or {})
+        optimizer, settings = self._optimizer(given.pop("optimizer", None))
         stop_on = None if validation is None else "valid_loss"
         if self.judged_by_training and validation is None:
             stop_on = "train_loss"
@@ -275,7 +303,7 @@ class TrainingPlan:
             "verbose": self.verbose,
             "device": generator.device,
             **settings,
-            **(net_params or {}),
+            **given,
         }
         if streaming:
             kwargs["max_epochs"] = 1
@@ -291,6 +319,17 @@ class TrainingPlan:
             streaming=streaming,
             **kwargs,
         )
+
+    def _optimizer(self, asked: Any) -> tuple[Any, dict[str, Any]]:
+        """The optimizer, or the one that was asked for, and its settings as arguments of a net."""
+        if asked is None:
+            optimizer, fixed = OPTIMIZERS[self.optimizer]
+            settings = fixed | self.optimizer_settings
+        else:  # whose own defaults hold for what it does not share with ours
+            optimizer = torch_optimizer(asked)
+            taken = inspect.signature(optimizer).parameters
+            settings = {k: v for k, v in self.optimizer_settings.items() if v or k in taken}
+        return optimizer, {f"optimizer__{k}": v for k, v in settings.items()}
 
 
 def stopping_of(early_stopping: Any) -> EarlyStopping:
@@ -350,5 +389,5 @@ def plan_of(
         tol=stopping.tol,
         judged_by_training=stopping.validation_fraction is None,
         verbose=int(estimator.verbose),
-        dtype=estimator.dtype,
+        dtype=str(torch_dtype_of(estimator.dtype)).removeprefix("torch."),
     )

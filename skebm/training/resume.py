@@ -19,6 +19,7 @@ from skorch.callbacks import Callback
 from torch import Tensor
 
 from skebm._validation import warn
+from skebm.base import SettingWarning
 from skebm.training.rows import Rows
 
 # Relative difference of the moments of two tables that rounding on another machine may explain.
@@ -98,14 +99,14 @@ class Resume(Callback):
             warn(
                 "Resume of a stored model has no path, and stores nothing: pass a new one by "
                 "set_params(net__callbacks=...).",
-                UserWarning,
+                SettingWarning,
             )
             return
         if net.streaming:
             warn(
                 "Resume has no effect on partial_fit, which makes one pass: store the model after "
                 "each call instead.",
-                UserWarning,
+                SettingWarning,
             )
             return
         if not self.seconds >= 0:
@@ -123,7 +124,7 @@ class Resume(Callback):
                 warn(
                     f"{self.lock_.owner()} writes {file} at the same time: this fit writes to it "
                     "only after the other has ended. Give each fit a file of its own.",
-                    UserWarning,
+                    SettingWarning,
                 )
         content = self._read()
         there = ranks.gather(content is not None)

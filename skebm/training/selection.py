@@ -14,15 +14,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm._validation import warn
+from skebm.base import TrainingWarning
 from skebm.base.objective import effective_count, weighted_mean, weighted_variance
 from skebm.training.rows import Rows
 
 # Standard errors by which held-out rows must gain more than a base of all rows does.
 LEAST_ERRORS = 0.5
+# Nats a row from which on a gain, a loss or a rise of held-out rows is worth a warning.
+WORTH_A_WARNING = 0.1
 # Rows from which on some are held out, and how many of these there are of few.
 FEWEST_ROWS, FEWEST_HELD_OUT = 20, 20
 
@@ -115,6 +117,11 @@ def is_kept(found: Gain, of_all_rows: float = 0.0) -> bool:
     return found.gain > of_all_rows + LEAST_ERRORS * found.error
 
 
+def is_worth_a_warning(found: Gain) -> bool:
+    """Whether a gain, or a loss, may well be of a size that a reader should know of."""
+    return abs(found.gain) + 2 * found.error >= WORTH_A_WARNING
+
+
 def gain_by_more_rows(
     mean_log_prob: Callable[[Rows], float], fitted: Rows, held_out: Rows
 ) -> float:
@@ -129,14 +136,20 @@ def gain_by_more_rows(
     return share * max(mean_log_prob(fitted) - mean_log_prob(held_out), 0.0) / 2
 
 
-def warn_of_base(found: Gain, of_all_rows: float = 0.0, what: str = "The model") -> None:
-    """Say that a model, or the part of it that is named, is its base, and why."""
-    more = f", and a base of all rows is expected to gain {of_all_rows:.2g}" if of_all_rows else ""
+def warn_of_base(found: Gain, what: str = "The model") -> None:
+    """Say that a model, or the part of it that is named, is its base, and why.
+
+    Nothing is said where it is as good as any model that these rows may have, to within 0.1 nats.
+    """
+    if not is_worth_a_warning(found):
+        return
     warn(
         f"{what} is its base, fitted to all rows: held-out rows gain {found.gain:.2g} nats by "
-        f"training, with a standard error of {found.error:.2g}{more}.\nMore rows, a larger n_iter "
-        "or another base may help.",
-        ConvergenceWarning,
+        f"training, with a standard error of {found.error:.2g}.",
+        TrainingWarning,
+        ("More rows, a larger n_iter or another base may help.", "n_iter", "base"),
+        ("More rows or a larger n_iter may help.", "n_iter"),
+        ("More rows may help.",),
     )
 
 

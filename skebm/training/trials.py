@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ def trial_net(
 
     Parameters
     ----------
-    recipe : Blueprint
+    recipe : Recipe
         Settings of a fit, of which the trial has fewer epochs and another optimizer at most.
     rows, held_out : Rows
         The rows that are trained on, and those that assess.
@@ -48,15 +49,16 @@ def trial_net(
     """
     own = {k: v for k, v in (net_params or {}).items() if k.startswith("optimizer")}
     net = replace(recipe.plan, n_iter=n_iter).net(
-        recipe.objective(generator), generator, streaming=False, net_params=own
+        recipe.family.objective(recipe, generator), generator, streaming=False, net_params=own
     )
     net.initialize()
-    net.completion_ = recipe.complete
+    net.completion_ = functools.partial(recipe.family.complete, recipe)
     rows = rows.with_own_imputations()
     try:
-        net.hold_out(recipe.complete_copies(held_out, generator), log_ratios, n_times)
-        recipe.initialise(net.module_.energy, rows)
-        net.partial_fit(recipe.deduplicate(rows))
+        held_out = recipe.family.complete_copies(recipe, held_out, generator)
+        net.hold_out(held_out, log_ratios, n_times)
+        recipe.family.initialise(recipe, net.module_.energy, rows)
+        net.partial_fit(recipe.family.deduplicate(recipe, rows))
     except (DivergenceError, SamplingError):
         return None
     if net.interrupted_:

@@ -25,6 +25,8 @@ from skebm.estimators.base import BaseEBM
 MAX_SECONDS = 60.0
 # Of a fit; scores of the same rows may say one thing more.
 MAX_WARNINGS = 2
+# Of one of them: lines, and characters in all.
+MAX_LINES, MAX_TEXT = 2, 320
 # Sums over all states are for so many bits at most, integrals for so many real columns.
 MAX_BITS, MAX_COLUMNS = 10, 2
 # Widths of the kernels from which integrals are sampled, in standard deviations of the columns.
@@ -130,6 +132,10 @@ def violated(error, of_fit, of_scores, X):
         said = [*of_fit, *of_scores]
         seen = [str(warning.message).split(". ")[0] for warning in said]
         found["warnings"] = f"{len(said)}: " + " | ".join(seen)
+    texts = [str(one.message) for one in (*of_fit, *of_scores)]
+    long = [text for text in texts if len(text.splitlines()) > MAX_LINES or len(text) > MAX_TEXT]
+    if long:
+        found["long warnings"] = " | ".join(long)
     return found
 
 
@@ -226,7 +232,7 @@ def log_mass(model, X):
 def table_of(model):
     """The table by which columns become rows of the energy, of a network that of its first RBM."""
     first = model.rbms_[0] if isinstance(model, DeepBeliefNetwork) else model
-    return first._blueprint.table
+    return first._recipe.table
 
 
 def allowed_error(error):

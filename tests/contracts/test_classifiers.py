@@ -31,13 +31,12 @@ from skebm.partition import ImportanceSampling
 from skebm.samplers import MALA, FromData, Langevin, Persistent, ReplayBuffer
 from skebm.training import SGD, AdamW
 from tests.contracts.test_estimators import (
-    Interrupt,
-    Poison,
     assert_same_model,
     assert_same_outputs,
     global_generators,
     moved,
 )
+from tests.support.callbacks import Interrupt, Poison
 from tests.support.checks import parametrize_with_checks
 from tests.support.discovery import walk
 from tests.support.storage import by_joblib, by_pickle, by_skops

@@ -71,34 +71,12 @@ from skebm.samplers import (
     ReplayBuffer,
 )
 from skebm.training import SGD, AdamW, EarlyStopping
+from tests.support.callbacks import Interrupt, Poison
 from tests.support.checks import parametrize_with_checks
 from tests.support.discovery import walk
 from tests.support.storage import by_joblib, by_pickle, by_skops
+from tests.support.tables import binary_rows, one_hot_rows, real_rows
 from tests.support.tiers import full, named
-
-
-def binary_rows(n=60, d=6, seed=0, noise=0.15):
-    """Rows whose columns copy two hidden switches with noise: something to learn."""
-    rng = np.random.default_rng(seed)
-    switches = rng.integers(0, 2, (n, 2))
-    rows = switches[:, np.arange(d) % 2]
-    return np.where(rng.random((n, d)) < noise, 1 - rows, rows).astype(np.float64)
-
-
-def real_rows(n=60, d=6, seed=0):
-    """Rows of two clusters with columns that go together; multiples of 1/128, as float16 holds."""
-    rng = np.random.default_rng(seed)
-    common = rng.normal(size=(n, 1))
-    rows = 0.7 * common + 0.5 * rng.normal(size=(n, d)) + rng.choice([-1.0, 1.0], (n, 1))
-    return np.round(128 * rows) / 128
-
-
-def one_hot_rows(n=60, d=6, seed=0):
-    """Columns of three levels, d / 3 of them, that mostly copy a hidden one."""
-    rng = np.random.default_rng(seed)
-    levels = np.repeat(rng.integers(0, 3, (n, 1)), d // 3, axis=1)
-    other = rng.integers(0, 3, levels.shape)
-    return np.eye(3)[np.where(rng.random(levels.shape) < 0.3, other, levels)].reshape(n, -1)
 
 
 class Tanh(nn.Sequential):
@@ -239,7 +217,7 @@ CASES = {
         ),
     },
     ScoreMatchingDensity: {
-        "denoising": ScoreMatchingDensity(**small, base="gaussian"),
+        "denoising": ScoreMatchingDensity(**small, **few_draws, base="gaussian"),
         "stack": ScoreMatchingDensity(**small),
         "exact": ScoreMatchingDensity(**exact),
         "sliced": ScoreMatchingDensity(
@@ -259,14 +237,14 @@ CASES = {
         "module": ScoreMatchingDensity(**small | {"network": tanh}, **few_draws),
     },
     ContrastiveDivergenceDensity: {
-        "persistent": ContrastiveDivergenceDensity(**sampled, base="mixture"),
+        "persistent": ContrastiveDivergenceDensity(**sampled, **few_draws, base="mixture"),
         "replay": ContrastiveDivergenceDensity(
             **small, **few_draws, chains=ReplayBuffer(n_steps=2, size=128)
         ),
         "data": ContrastiveDivergenceDensity(
             **small, **few_draws, chains=FromData(n_steps=2), sampler=Langevin(0.01)
         ),
-        "noise": ContrastiveDivergenceDensity(**small, **few_draws, chains=FromNoise(n_steps=2)),
+        "noise": ContrastiveDivergenceDensity(**small, chains=FromNoise(n_steps=2)),
         "reweight": ContrastiveDivergenceDensity(
             **fixed_step | {"chains": Persistent(n_steps=2, reweight=True)}
         ),
@@ -313,7 +291,7 @@ CASES = {
         ),
     },
     NCEDensity: {
-        "gaussian-noise": NCEDensity(**small, noise="gaussian"),
+        "gaussian-noise": NCEDensity(**small, **few_draws, noise="gaussian"),
         "stack": NCEDensity(**small),
         "kernel": NCEDensity(**small, **few_draws, noise="kernel", early_stopping=True),
         "bridges": NCEDensity(**small, **few_draws, noise="gaussian", n_bridges=2),
@@ -788,11 +766,12 @@ def tiered(names, first):
 
 
 each_case = pytest.mark.parametrize("case", tiered(INSTANCES, FIRST))
+each_body = pytest.mark.parametrize("case", tiered(INSTANCES, BODIES))
 each_lead = pytest.mark.parametrize("case", tiered(LEADS, BODIES))
 each_alike = pytest.mark.parametrize("case", tiered(LEADS, FEW))
 with_log_z = pytest.mark.parametrize(
     "case",
-    tiered([name for name, case in INSTANCES.items() if case.partition is not None], FIRST),
+    tiered([name for name, case in INSTANCES.items() if case.partition is not None], BODIES),
 )
 
 
@@ -830,7 +809,7 @@ def kind(model):
 
 def is_deterministic(case):
     """Whether all rows are used at every step, without chance, until the loss no longer falls."""
-    return isinstance(case, BoltzmannMachineDensity) and fitted(case)._blueprint.searches
+    return isinstance(case, BoltzmannMachineDensity) and fitted(case)._recipe.plan.searches
 
 
 def of_columns(case, d):
@@ -955,7 +934,8 @@ def unequal_by_design(estimator):
 # The defaults of each class, made small, one of them with the default base.
 smallest = {"network": MLP((4,)), "n_iter": 1, "random_state": 0} | few_draws
 DEFAULTS = {
-    "RBMEstimator": RBMEstimator(2, n_iter=2, random_state=0),
+    # The modes have the choice of a base, which takes a second of a table of 300 rows.
+    "RBMEstimator": RBMEstimator(2, base="independent", n_iter=2, random_state=0),
     "SpikeSlabRBM": SpikeSlabRBM(2, n_iter=2, random_state=0),
     "SubspaceRBM": SubspaceRBM(2, 2, n_iter=2, random_state=0),
     "DeepBoltzmannMachine": DeepBoltzmannMachine((3, 2), n_iter=2, random_state=0),
@@ -1147,7 +1127,7 @@ def test_the_scale_of_weights_does_not_matter(name):
     assert_allclose(one.score_samples(X), other.score_samples(X), rtol=1e-7, atol=0)
 
 
-@each_case
+@each_body
 def test_rows_of_weight_zero_are_not_there(case):
     X = data(case)
     weight = np.ones(len(X))
@@ -1158,7 +1138,7 @@ def test_rows_of_weight_zero_are_not_there(case):
     assert with_zeros.threshold_ == without.threshold_
 
 
-@each_case
+@each_body
 def test_equal_weights_are_no_weights(case):
     case = clone(case).set_params(dtype="float64")
     weighted = clone(case).fit(data(case), sample_weight=np.full(60, 0.3))
@@ -1172,7 +1152,7 @@ def test_equal_weights_are_no_weights(case):
 # ------------------------------------------------------------------------------
 
 
-@each_case
+@each_body
 def test_fit_sets_only_names_that_end_in_an_underscore(case):
     new = set(vars(fitted(case))) - set(vars(clone(case)))
     assert {name for name in new if not name.endswith("_") and not name.startswith("_")} == set()
@@ -1191,7 +1171,7 @@ def test_the_seed_decides_everything(case):
         assert not np.array_equal(found, use(one, rows, 4))
 
 
-@each_lead
+@each_alike
 def test_a_random_state_instance_is_consumed(case):
     model = fit(case, random_state=np.random.RandomState(0))
     assert_same_model(model, fit(case, random_state=np.random.RandomState(0)))
@@ -1199,7 +1179,7 @@ def test_a_random_state_instance_is_consumed(case):
     assert not np.array_equal(draw(model, 20, state), draw(model, 20, state))
 
 
-@each_case
+@each_body
 def test_global_generators_are_not_touched(case):
     before, X = global_generators(), data(case)
     model = fit(case)
@@ -1263,7 +1243,7 @@ def test_score_samples_of_a_row_does_not_depend_on_its_neighbours(case, as_rows,
                 assert_allclose(found, values[pick], rtol=rounding, atol=rounding, err_msg=name)
 
 
-@each_lead
+@each_alike
 def test_memory_layout_does_not_matter(case):
     X, X_new, model = data(case), new_data(case), fitted(case)
     expected = outputs(model, X_new)
@@ -1285,7 +1265,7 @@ class Counted(PartitionEstimator):
         return LogPartition(1.5, 0.0, 1.5, 1.5, "exact", 1.5)
 
 
-@each_case
+@each_body
 def test_only_likelihoods_compute_log_z(case):
     X, model = data(case), fit(case, partition=Refused())
     model.partial_fit(X)
@@ -1300,7 +1280,7 @@ def test_only_likelihoods_compute_log_z(case):
             ask()
 
 
-@each_lead
+@each_alike
 def test_log_z_is_computed_once_per_fit(case, monkeypatch):
     monkeypatch.setattr(Counted, "calls", 0)
     X, model = data(case), fit(case, partition=Counted())
@@ -1318,7 +1298,7 @@ def test_log_z_is_computed_once_per_fit(case, monkeypatch):
     assert Counted.calls == 3
 
 
-@each_case
+@each_body
 def test_using_a_model_leaves_its_attributes_alone(case):
     X, model = data(case), fitted(case)
     before = dict(vars(model))
@@ -1333,7 +1313,7 @@ def test_using_a_model_leaves_its_attributes_alone(case):
     assert stored == joblib.hash([model.history_, model.threshold_, net_weights(model)])
 
 
-@each_case
+@each_body
 def test_decision_is_the_score_above_the_offset(case):
     X, X_new, model = data(case), new_data(case), fitted(case)
     decision = model.decision_function(X_new)
@@ -1350,10 +1330,14 @@ def test_score_is_the_mean_log_likelihood(case):
     assert_allclose(model.score_samples(X), -model.energy(X) - log_z, rtol=0, atol=1e-9)
     assert lower <= log_z
     assert not upper < log_z  # nan where there is none
-    assert model.score(X) <= model.score_samples(X).mean() + 1e-9
+    mean = model.score_samples(X).mean()
+    assert model.score(X) <= mean + 1e-9
+    if model.log_partition_kind_ == "exact":
+        assert model.log_partition_std_ == 0
+        assert model.score(X) == pytest.approx(mean, abs=1e-9)
 
 
-@each_case
+@each_body
 def test_without_a_partition_no_log_z_enters(case):
     X, model = data(case), fit(case, partition=None)
     assert_array_equal(model.score_samples(X), -model.energy(X))
@@ -1377,7 +1361,7 @@ def ways_to_store(*values):
     return [by_pickle] if of_others else [by_pickle, by_skops]
 
 
-@pytest.mark.parametrize("case", tiered(INSTANCES, [*FIRST, FLOW]))
+@each_case
 def test_a_stored_model_is_the_same_model(case):
     X, model = new_data(case), _fitted(case)  # itself, as copies have been stored
     expected, score, X_missing = outputs(model, X), model.score(X), with_missing(case, X)
@@ -1392,7 +1376,7 @@ def test_a_stored_model_is_the_same_model(case):
     assert_array_equal(impute(loaded, X_missing), impute(model, X_missing))
 
 
-@each_lead
+@each_alike
 def test_an_unfitted_model_is_stored(case):
     by_skops_or_pickle = ways_to_store(*case.get_params().values())[-1]
     for store in (by_joblib, copy.deepcopy, by_pickle, by_skops_or_pickle):
@@ -1410,7 +1394,7 @@ def test_an_unfitted_model_is_stored(case):
             case,
             params,
             id=f"{name}-{'-'.join(params)}",
-            marks=() if name in FEW or (name in [*FIRST, FLOW] and not params) else full,
+            marks=() if name in FEW or (name in BODIES and not params) else full,
         )
         for name, case in INSTANCES.items()
         for params in kind(case).optimizers
@@ -1430,7 +1414,7 @@ def test_a_stored_stream_goes_on_as_if_it_had_not_stopped(case, params):
             assert stream.n_iter_ == model.n_iter_
 
 
-@each_lead
+@each_alike
 def test_a_stored_fit_is_the_start_of_the_same_stream(case):
     X, model = new_data(case), fit(case)
     ways = ways_to_store(*case.get_params().values())
@@ -1458,7 +1442,7 @@ def test_a_model_from_a_missing_device_is_loaded_on_the_cpu(case):
             loaded.fit(X)
 
 
-@each_lead
+@each_alike
 def test_a_clone_is_not_fitted(case):
     model = clone(fit(case, net_params={"callbacks": []}, sampler=kind(case).sampler))
     with pytest.raises(NotFittedError):
@@ -1486,7 +1470,7 @@ def test_a_parameter_set_after_fit_waits_for_the_next_fit(case):
 # ------------------------------------------------------------------------------
 
 
-@each_case
+@each_body
 def test_warm_start_goes_on(case):
     X, model = data(case), clone(case).set_params(warm_start=True)
     first = by_pickle(model.fit(X))
@@ -1519,7 +1503,7 @@ def test_warm_start_with_other_settings_goes_on_or_says_why_not(case):
             assert np.isfinite(model.score(data(case))), going_on
 
 
-@each_case
+@each_body
 def test_partial_fit_is_one_pass(case, monkeypatch):
     """One step of each batch: as many as there are batches."""
     monkeypatch.setattr(BatchCounter, "calls", 0)
@@ -1532,7 +1516,7 @@ def test_partial_fit_is_one_pass(case, monkeypatch):
     assert model.n_iter_ == 2
 
 
-@each_case
+@each_body
 def test_partial_fit_goes_on_from_fit(case):
     model, before = fitted(case), fitted(case)
     model.partial_fit(data(case))
@@ -1540,7 +1524,7 @@ def test_partial_fit_goes_on_from_fit(case):
     assert 0 < moved(model, before) < 0.5 * largest + 0.2
 
 
-@each_lead
+@each_alike
 def test_fit_forgets_the_stream(case):
     model = clone(case).partial_fit(new_data(case)).fit(data(case))
     assert_same_model(model, fitted(case))
@@ -1634,7 +1618,7 @@ def test_a_misspelt_net_parameter_is_answered_with_the_valid_ones(case, name):
         clone(case).set_params(net_params={name: 1}).partial_fit(data(case))
 
 
-@each_lead
+@each_alike
 def test_given_parts_are_cloned(case):
     sampler, partition = clone(kind(case).sampler), clone(kind(case).partition)
     model = fit(case, sampler=sampler, partition=partition)
@@ -1677,7 +1661,7 @@ def test_a_grid_search_in_a_pipeline(case):
 # ------------------------------------------------------------------------------
 
 
-@each_lead
+@each_alike
 def test_frames(case):
     X, columns, plain = data(case), [f"column {i}" for i in range(6)], fitted(case)
     expected, X_missing = outputs(plain, X), with_missing(case, X)
@@ -1696,7 +1680,7 @@ def test_frames(case):
             model.predict(frame[columns[::-1]])
 
 
-@each_lead
+@each_alike
 def test_every_kind_of_number_gives_the_same_model(case):
     X, expected = data(case), fitted(case)
     scores = expected.score_samples(X)
@@ -1727,7 +1711,7 @@ def test_input_is_not_changed(case):
     assert_array_equal(X_missing, before[1])
 
 
-@each_case
+@each_body
 def test_known_entries_are_returned_as_they_are(case):
     X, model = new_data(case), fitted(case)
     unknown = with_missing(case, X)
@@ -1763,7 +1747,7 @@ def test_a_verbose_fit_shows_one_bar(case, verbose, capfd):
     assert "train_loss" in last
 
 
-@each_case
+@each_body
 def test_the_history_has_a_dict_for_each_epoch(case):
     model = fitted(case)
     assert isinstance(model.history_, list)
@@ -1791,7 +1775,7 @@ def test_a_callback_may_change_the_gradients(case):
     assert_same_model(still, fit(case, n_iter=0))
 
 
-@each_lead
+@each_alike
 def test_averaging_gives_other_finite_weights(case):
     if is_deterministic(case):
         pytest.skip("a line search has no average of weights, and warns that it does not")
@@ -1803,21 +1787,6 @@ def test_averaging_gives_other_finite_weights(case):
 # ------------------------------------------------------------------------------
 # Interruptions
 # ------------------------------------------------------------------------------
-
-
-class Interrupt(Callback):
-    """Ctrl-C after so many batches."""
-
-    def __init__(self, after):
-        self.after = after
-
-    def on_train_begin(self, net, **kwargs):
-        self.left_ = self.after
-
-    def on_batch_end(self, net, training=True, **kwargs):
-        self.left_ -= bool(training)
-        if self.left_ == 0:
-            raise KeyboardInterrupt
 
 
 def assert_usable(model):
@@ -1861,19 +1830,6 @@ def test_an_interruption_is_reported_once(case):
 # ------------------------------------------------------------------------------
 # Divergence
 # ------------------------------------------------------------------------------
-
-
-class Poison(Callback):
-    """Write NaN into the weights once, after a number of batches."""
-
-    def __init__(self, after):
-        self.after = after
-
-    def on_batch_end(self, net, training=True, **kwargs):
-        self.after -= bool(training)
-        if self.after == 0:
-            with torch.no_grad():
-                next(net.module_.energy.parameters()).view(-1)[0] = np.nan
 
 
 @each_case_at(1, 9, 12)

@@ -74,9 +74,11 @@ def made(name, given):
 
 
 def call(model, method, *args):
+    ask = getattr(model, method)
+    short = {"n_steps": 2} if "n_steps" in inspect.signature(ask).parameters else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return getattr(model, method)(*args)
+        return ask(*args, **short)
 
 
 def attempt(name, X):
@@ -180,9 +182,7 @@ def test_masked_entries_are_missing_ones():
         TractableDensity().fit(masked)
 
 
-@pytest.mark.parametrize(
-    "cls", [RBMEstimator, TableEncoder, TractableDensity, DeepBeliefNetwork, TemporalRBM]
-)
+@pytest.mark.parametrize("cls", [RBMEstimator, TableEncoder, TractableDensity, DeepBeliefNetwork])
 def test_a_series_is_no_table(cls):
     X = pd.DataFrame({"a": [0.0, 1.0] * 20})
     with pytest.raises(ValueError, match="Expected a 2-dimensional container"):

@@ -38,6 +38,7 @@ from skebm import (
     TemporalRBM,
     TemporalRBMClassifier,
     TractableDensity,
+    Windows,
 )
 from skebm.energies import MLP
 from tests.support.tiers import full
@@ -142,8 +143,9 @@ CASES = {
         "decision_function",
         ("real",),
     ),
+    "Windows": Case(Windows(2), "transform", (*NUMBERS, "missing")),
 }
-ORDERED = ("TemporalRBM", "TemporalRBMClassifier", "SequenceOutlierDetector")
+ORDERED = ("TemporalRBM", "TemporalRBMClassifier", "SequenceOutlierDetector", "Windows")
 
 
 def test_every_public_estimator_has_a_case():

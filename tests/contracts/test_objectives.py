@@ -21,7 +21,7 @@ from skebm.distributions import (
     TruncatedGaussian,
 )
 from skebm.energies import BernoulliDBM, MixedRBM
-from skebm.estimators.rbm.gated.blueprint import pair_log_ratios
+from skebm.estimators.rbm.gated.family import pair_log_ratios
 from skebm.objectives import (
     AssessedDivergence,
     CenteredObjective,

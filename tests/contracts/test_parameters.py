@@ -9,6 +9,7 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from sklearn.base import BaseEstimator, clone
 
 import skebm
@@ -28,6 +29,7 @@ from skebm import (
     samplers,
     training,
 )
+from skebm._validation import check_constraints
 from skebm.energies import MLP
 from skebm.estimators import (
     ContrastiveDivergenceLearning,
@@ -423,3 +425,57 @@ def test_a_bad_setting_of_an_object_is_refused_by_its_name(model):
 def test_an_object_of_another_kind_is_refused(model, owner):
     with pytest.raises(ValueError, match=f"'{owner}' parameter of {type(model).__name__} must be"):
         model.fit(np.eye(4), [0, 0, 1, 1])
+
+
+# ------------------------------------------------------------------------------
+# What scikit-learn, NumPy and torch call things
+# ------------------------------------------------------------------------------
+
+
+@each_estimator
+def test_the_html_of_an_estimator_links_to_its_page(cls):
+    link = object.__new__(cls)._get_doc_link()
+    assert link == f"https://skebm.readthedocs.io/en/latest/generated/skebm.{cls.__name__}.html"
+
+
+def test_an_estimator_of_a_user_has_no_page_here():
+    class Mine(ScoreMatchingDensity):
+        pass
+
+    assert Mine()._get_doc_link() == ""
+
+
+@pytest.mark.parametrize("cls", list(walk(BaseEBM)), ids=names(walk(BaseEBM)))
+def test_devices_and_precisions_have_their_usual_names(cls):
+    kinds = {name: cls._parameter_constraints[name] for name in ("device", "dtype")}
+    for params in (
+        {"device": "gpu", "dtype": np.float64},
+        {"device": 0, "dtype": torch.float32},
+        {"device": "cuda:1", "dtype": np.dtype("float64")},
+    ):
+        check_constraints(kinds, params, cls.__name__)
+    for params in ({"device": True, "dtype": "float64"}, {"device": "cpu", "dtype": np.float16}):
+        with pytest.raises(ValueError, match=cls.__name__):
+            check_constraints(kinds, params, cls.__name__)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.dtype("float64"), torch.float64])
+def test_a_precision_is_that_of_its_name(dtype):
+    common = {"n_iter": 2, "random_state": 0, "network": MLP((4,)), "partition": None}
+    named, typed = CD(**common, dtype="float64"), CD(**common, dtype=dtype)
+    X = data(named)
+    assert_same_model(named.fit(X), typed.fit(X))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("device", ["gpu", 0, "cuda:1"])
+def test_a_gpu_that_is_not_there_is_said_so(device):
+    with pytest.raises(ValueError, match=f"device={device!r} cannot be used.*no CUDA device"):
+        CD(device=device).fit(np.eye(4))
+
+
+def test_packages_of_skebm_are_attributes():
+    assert skebm.metrics.__name__ == "skebm.metrics"
+    assert {"metrics", "inspection"} <= set(dir(skebm))
+    with pytest.raises(AttributeError, match="no attribute 'metric'"):
+        _ = skebm.metric

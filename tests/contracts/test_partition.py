@@ -326,7 +326,7 @@ def test_exact_accepts_a_tilted_energy(shape):
 # AIS
 # ------------------------------------------------------------------------------
 
-REPEATS = 60
+REPEATS = 40
 
 
 @pytest.fixture(scope="module")
@@ -353,7 +353,7 @@ def test_ais_effective_sample_size_is_that_of_its_weights(forward_runs):
         assert 1 < one.std_error**2 / ((50 / one.ess - 1) / 49) < 2
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", leading(1, range(4)))
 def test_ais_is_accurate_for_other_models_and_bases(seed):
     energy = make_rbm(9, 7, seed=seed, scale=1.2)
     truth = Enumerated(energy).log_z.item()
@@ -373,7 +373,7 @@ def test_ais_improves_with_more_temperatures(energy):
 def test_ais_lower_bound_fails_no_more_often_than_promised(delta):
     """With so few chains and temperatures that the estimate itself is often above log Z."""
     energy = make_rbm(8, 6, scale=1.5)
-    truth, n = Enumerated(energy).log_z.item(), 200
+    truth, n = Enumerated(energy).log_z.item(), 100
     runs = [AIS(3, 8, delta).estimate(energy, generator=seeded(s)) for s in range(n)]
     slack = 3 * (delta * (1 - delta) / n) ** 0.5
     assert sum(one.lower > truth for one in runs) / n <= delta + slack
@@ -524,7 +524,7 @@ def test_extreme_weights_give_finite_estimates_and_a_warning(cls):
         )
     assert math.isfinite(found.value)
     assert math.isfinite(found.std_error)
-    assert any(w.category is ConvergenceWarning for w in caught)
+    assert any(issubclass(w.category, ConvergenceWarning) for w in caught)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -655,7 +655,7 @@ def test_reverse_ais_from_exact_samples_is_unbiased_for_one_over_z(reverse_runs,
 @pytest.mark.parametrize("delta", leading(1, [0.05, 0.2]))
 def test_reverse_upper_bound_fails_no_more_often_than_promised(delta):
     energy = make_rbm(8, 6, scale=1.5)
-    target, n = Enumerated(energy), 200
+    target, n = Enumerated(energy), 100
     truth, estimator = target.log_z.item(), ReverseAIS(8, delta, exact_samples=True)
     runs = [
         estimator.estimate(energy, x=target.draw(3, seeded(500 + s)), generator=seeded(s))
@@ -733,7 +733,7 @@ def quiet(energy, x, seed, **settings):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = CASES[AISBracket].make(**settings).estimate(energy, x=x, generator=seeded(seed))
-    return found, [str(w.message) for w in caught if w.category is ConvergenceWarning]
+    return found, [str(w.message) for w in caught if issubclass(w.category, ConvergenceWarning)]
 
 
 @pytest.mark.parametrize("model", leading(1, [(7, 9, 1, 1.3), (10, 8, 0, 1.0), (9, 4, 2, 0.3)]))
@@ -824,10 +824,10 @@ def test_a_run_of_large_error_raises_the_upper_end_where_its_value_does(
 
 def test_a_wide_interval_is_told():
     one = LogPartition(3.0, 0.6, 0.0, math.nan, "probabilistic", 50.0)
-    (message,) = Runs(one, {"data": one}, None).messages(100)
-    assert "1.2 nats above its value, 3.00" in message
+    (notice,) = Runs(one, {"data": one}, None).notices(100)
+    assert "1.2 nats above its value, 3.00" in notice.message
     small = one._replace(std_error=0.4)
-    assert Runs(small, {"data": small}, None).messages(100) == []
+    assert Runs(small, {"data": small}, None).notices(100) == []
 
 
 def test_named_starts_get_a_reverse_run_each():

@@ -582,7 +582,8 @@ def clamped_runs():
         if case.energy().domain.n_columns == 1:
             continue  # nothing is left free
         if not case.ladder:  # of a ladder only the coldest replicas would start exact
-            yield pytest.param(name, "exact", 0.5, 10)
+            first = pytest.param if name in MANNERS else only_full
+            yield first(name, "exact", 0.5, 10)
             yield only_full(name, "exact", 0.5, 1)
             yield only_full(name, "exact", 1.0, 30)
         # Two places to start from have no covariance to speak of.

@@ -50,6 +50,7 @@ from skebm import (
     TemporalRBM,
     TemporalRBMClassifier,
     TractableDensity,
+    Windows,
 )
 from skebm.base.processes import (
     collect_warnings,
@@ -114,6 +115,7 @@ CASES = {
     TemporalRBM: (TemporalRBM(2, **few), BITS),
     TemporalRBMClassifier: (TemporalRBMClassifier(2, **few), BITS, LABELS),
     TractableDensity: (TractableDensity(random_state=0), REAL),
+    Windows: (Windows(2), REAL),
 }
 
 FIRST_TIER = (RBMEstimator, NCEDensity, TractableDensity)

@@ -25,7 +25,8 @@ from skebm.distributions import (
     mixture,
 )
 from tests.distributions.test_base import NoTensors
-from tests.support.oracle import DOUBLE, P_FLOOR, finite_difference, mean_is, seeded
+from tests.support.oracle import DOUBLE, P_FLOOR, finite_difference, mean_is, row_gradients, seeded
+from tests.support.tiers import leading
 
 
 def make_mixture(n_components, d, seed=0, spread=2.0):
@@ -92,7 +93,7 @@ def assert_scores(noise, x):
     (grad,) = torch.autograd.grad(noise.log_prob(y).sum(), y)
     torch.testing.assert_close(score, grad)
     torch.testing.assert_close(Distribution.score(noise, x), grad)  # the default
-    numeric = finite_difference(lambda rows: noise.log_prob(rows).sum(), x)
+    numeric = row_gradients(noise.log_prob, x)
     torch.testing.assert_close(score, numeric, rtol=1e-5, atol=1e-5)
     with torch.no_grad():
         both = noise.log_prob_and_score(x)
@@ -468,7 +469,7 @@ def test_a_label_of_one_row_has_the_shape_of_the_others():
         GaussianMixture.from_labels(x, labels[:7])
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", leading(1, range(3)))
 def test_steps_raise_the_penalised_likelihood(seed):
     z = rows(150, seed)
     z = (z - z.mean(0)) / z.std(0)

@@ -29,7 +29,7 @@ from tests.support.networks import (
     user_module,
     walled,
 )
-from tests.support.oracle import DOUBLE, finite_difference, seeded
+from tests.support.oracle import DOUBLE, finite_difference, row_gradients, seeded
 from tests.support.tiers import about, leading
 
 
@@ -199,7 +199,7 @@ def test_second_derivatives_of_energies_equal_hessians(name, own):
 def test_gradients_at_each_noise_level(name):
     energy = NEURAL[name]()
     x, sigma = normal(4, energy.domain.n_columns), levels_of(4)
-    expected = finite_difference(lambda rows: energy(rows, sigma).sum(), x)
+    expected = row_gradients(lambda rows: energy(rows, sigma), x)
     torch.testing.assert_close(
         energy.value_and_input_grad(x, sigma).grad, expected, rtol=1e-6, atol=1e-6
     )
@@ -649,7 +649,6 @@ class Returns(nn.Module):
 @pytest.mark.parametrize(
     ("function", "found"),
     [
-        (lambda x: x[:, :1], r"\(2, 1\)"),
         (lambda x: x, r"\(2, 3\)"),
         (lambda x: x.sum(), r"\(\)"),
         (lambda x: (x.sum(1), x), "tuple"),
@@ -665,11 +664,6 @@ def test_networks_return_one_number_per_row(function, found, levels):
 def test_builders_of_other_than_modules_are_refused():
     with pytest.raises(TypeError, match="must build a torch.nn.Module"):
         build_network(lambda spec: 3, Spec((3,), seeded()))
-
-
-def test_a_class_as_configuration_is_refused():
-    with pytest.raises(TypeError, match=r"pass an instance, network=MLP\(\)"):
-        build_network(MLP, Spec((3,), seeded()))
 
 
 @pytest.mark.parametrize("shape", [(4,), (4, 4)])

@@ -44,9 +44,9 @@ Y = (X[:, 0] > 0).astype(int)
 # No log Z: score_samples is -E.
 SMALL = {"n_iter": 2, "partition": None, "random_state": 0}
 NEURAL = {
-    "jem": JEMClassifier(**SMALL),
+    "jem": JEMClassifier(base="gaussian", **SMALL),
     "jem without base": JEMClassifier(base=None, sigma=0.1, **SMALL),
-    "score matching": ScoreMatchingDensity(**SMALL),
+    "score matching": ScoreMatchingDensity(base="gaussian", **SMALL),
     "cd": ContrastiveDivergenceDensity(**SMALL),
     "nce": NCEDensity(**SMALL),
     "fce": FlowContrastiveDensity(n_flow_steps=5, **SMALL),
@@ -108,7 +108,7 @@ def test_imputation_names_the_row_that_is_too_far():
 
 
 def test_float64_computes_with_what_float32_cannot():
-    model = JEMClassifier(dtype="float64", **SMALL | {"n_iter": 0}).fit(X, Y)
+    model = JEMClassifier(dtype="float64", base="gaussian", **SMALL | {"n_iter": 0}).fit(X, Y)
     assert np.isfinite(model.predict_proba(X * 1e40)).all()
     assert np.isfinite(model.score_function(X * 1e40)).all()
 
@@ -116,11 +116,11 @@ def test_float64_computes_with_what_float32_cannot():
 def test_detectors_name_the_row_that_is_too_far():
     rows = X[:4].copy()
     rows[2, 1] = 4e38
-    detector = EnergyOutlierDetector(JEMClassifier(**SMALL), statistic="max_proba").fit(X, Y)
+    detector = EnergyOutlierDetector(NEURAL["jem"], statistic="max_proba").fit(X, Y)
     for method in ("predict", "decision_function"):
         with pytest.raises(ValueError, match="Row 2 of X"):
             getattr(detector, method)(rows)
-    by_density = EnergyOutlierDetector(ScoreMatchingDensity(**SMALL)).fit(X)
+    by_density = EnergyOutlierDetector(NEURAL["score matching"]).fit(X)
     assert by_density.predict(rows)[2] == -1
     with np.errstate(all="ignore"):
         explained = by_density.explain(rows[2:3])
@@ -171,14 +171,14 @@ def test_a_jem_of_timestamps_learns():
 def test_repeated_values_are_constant(dtype):
     rows = timestamps(dtype)
     rows[:, 0] = 1.7e18
-    model = ScoreMatchingDensity(n_iter=0, random_state=0)
+    model = ScoreMatchingDensity(base="gaussian", n_iter=0, random_state=0)
     with pytest.warns(UserWarning, match=r"Columns \[0\] are constant"):
         model.fit(rows)
     assert model.units_.scale[0] == 1
     # Rounding errors are no variation.
     noise = np.where(np.arange(300) % 2, np.finfo(dtype).eps, 0)
     rows[:, 0] = np.float64(1.0) + noise
-    assert ScoreMatchingDensity(n_iter=0, random_state=0).fit(rows).units_.scale[0] == 1
+    assert model.fit(rows).units_.scale[0] == 1
 
 
 def test_large_means_that_stay_are_warned_of():
@@ -222,13 +222,21 @@ def eight_gib(monkeypatch):
             lambda: RBMEstimator(sampler=ParallelTempering(10**10), learning="pcd").fit(BITS),
             "n_temperatures",
         ),
-        (lambda: NCEDensity(noise_ratio=1e9, **SMALL).fit(X), r"noise_ratio=1e\+09"),
-        (lambda: neural(chains=ReplayBuffer(size=10**12)).fit(X), "size=1000000000000 of Replay"),
-        (lambda: neural(chains=Persistent(n_chains=MANY)).fit(X), "n_chains"),
-        (lambda: neural(objective=Discrepancy(n_negatives=10**10)).fit(X), "n_negatives"),
-        (lambda: neural(network=MLP(hidden_sizes=(10**6, 10**6))).fit(X), "hidden_sizes"),
         (
-            lambda: ScoreMatchingDensity(objective=Sliced(n_projections=10**10)).fit(X),
+            lambda: NCEDensity(noise_ratio=1e9, noise="gaussian", **SMALL).fit(X),
+            r"noise_ratio=1e\+09",
+        ),
+        (
+            lambda: on_normal(chains=ReplayBuffer(size=10**12)).fit(X),
+            "size=1000000000000 of Replay",
+        ),
+        (lambda: on_normal(chains=Persistent(n_chains=MANY)).fit(X), "n_chains"),
+        (lambda: on_normal(objective=Discrepancy(n_negatives=10**10)).fit(X), "n_negatives"),
+        (lambda: on_normal(network=MLP(hidden_sizes=(10**6, 10**6))).fit(X), "hidden_sizes"),
+        (
+            lambda: ScoreMatchingDensity(
+                objective=Sliced(n_projections=10**10), base="gaussian"
+            ).fit(X),
             "n_projections",
         ),
         (lambda: log_z(AIS(n_chains=MANY)), "n_chains"),
@@ -268,6 +276,10 @@ def test_sizes_beyond_the_memory_are_refused(make, name):
 
 def neural(**params):
     return ContrastiveDivergenceDensity(**SMALL | params)
+
+
+def on_normal(**params):
+    return neural(base="gaussian", **params)
 
 
 def log_z(method):
@@ -343,7 +355,7 @@ def bits_model(**params):
         ),
         (lambda: ScoreMatchingDensity(objective="exact", sigma=0.3, **SMALL), X, "sigma.*no noise"),
         (
-            lambda: JEMClassifier(generative_weight=0, chains="data", **SMALL),
+            lambda: JEMClassifier(generative_weight=0, base="gaussian", chains="data", **SMALL),
             X,
             "chains.*generative_weight=0",
         ),

@@ -37,6 +37,7 @@ TAKE_MISSING = {
     "SpikeSlabRBM",
     "SubspaceRBM",
     "TableEncoder",
+    "Windows",
 }
 TAKE_NO_TEXT = [
     "FlowContrastiveDensity",

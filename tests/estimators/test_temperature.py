@@ -1,5 +1,6 @@
 """Samples at a temperature T: draws of p(x)^(1 / T), normalised, by every density."""
 
+import functools
 import inspect
 import warnings
 
@@ -31,6 +32,7 @@ from skebm.distributions import (
     Stack,
     Uniform,
 )
+from skebm.energies import MLP
 from skebm.estimators import tractable
 from tests.support.discovery import walk
 from tests.support.oracle import (
@@ -77,7 +79,7 @@ def normal_rows():
 @pytest.fixture(scope="module")
 def untrained(normal_rows):
     """A network that adds nothing to a normal base."""
-    model = ScoreMatchingDensity(base="gaussian", n_iter=0, random_state=0)
+    model = ScoreMatchingDensity(MLP((8,)), base="gaussian", n_iter=0, random_state=0)
     return model.fit(normal_rows)
 
 
@@ -231,7 +233,8 @@ def test_several_noise_levels(normal_rows):
 def test_rows_of_a_class(normal_rows):
     """An untrained classifier: p(x given y) is the base."""
     y = (normal_rows[:, 0] > 3).astype(int)
-    model = JEMClassifier(base="gaussian", n_iter=0, random_state=0).fit(normal_rows, y)
+    kind = {"base": "gaussian", "n_iter": 0, "random_state": 0}
+    model = JEMClassifier(MLP((8,)), **kind).fit(normal_rows, y)
     for labels in (None, 1):
         narrow, wide = (
             model.sample(2000, labels, 0, temperature=t, n_steps=5).var(0) for t in (1.0, 4.0)
@@ -477,12 +480,13 @@ def test_every_density_has_a_temperature():
 @pytest.fixture(scope="module")
 def models(rbm, untrained, binary_rows, normal_rows):
     y = np.arange(len(normal_rows)) % 2
-    jem = JEMClassifier(base="gaussian", n_iter=0, random_state=0).fit(normal_rows, y)
+    kind = {"base": "gaussian", "n_iter": 0, "random_state": 0}
+    jem = JEMClassifier(MLP((8,)), **kind).fit(normal_rows, y)
     return {
         "rbm": rbm.sample,
-        "neural": untrained.sample,
-        "class": lambda n, **kwargs: jem.sample(n, 1, **kwargs),
-        "joint": jem.sample,
+        "neural": functools.partial(untrained.sample, n_steps=2),
+        "class": functools.partial(jem.sample, y=1, n_steps=2),
+        "joint": functools.partial(jem.sample, n_steps=2),
         "boltzmann": BoltzmannMachineDensity(l2=0.01).fit(binary_rows).sample,
         "tractable": TractableDensity("gaussian").fit(normal_rows).sample,
         "product": normal_product().fit(normal_rows).sample,

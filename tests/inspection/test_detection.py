@@ -73,7 +73,7 @@ def detector():
 @pytest.fixture(scope="module")
 def rbm():
     X = np.random.default_rng(0).random((100, 6)) < 0.3
-    return RBMEstimator(4, n_iter=2, random_state=0).fit(X.astype(float))
+    return RBMEstimator(4, base="independent", n_iter=2, random_state=0).fit(X.astype(float))
 
 
 def labels(ax):

@@ -51,7 +51,7 @@ def fast(**kwargs):
 
 def quickly_sampled(model):
     """Draws of short chains, which displays ask for without a number of steps."""
-    model.sample = functools.partial(model.sample, n_steps=50)
+    model.sample = functools.partial(model.sample, n_steps=10)
     return model
 
 
@@ -79,7 +79,9 @@ def wide(table):
 @pytest.fixture(scope="module")
 def rbm():
     X = (np.random.default_rng(0).random((100, 30)) < 0.3).astype(float)
-    return RBMEstimator(20, n_iter=3, early_stopping=True, random_state=0).fit(X)
+    return RBMEstimator(20, base="independent", n_iter=3, early_stopping=True, random_state=0).fit(
+        X
+    )
 
 
 def draw(display, *args, **kwargs):

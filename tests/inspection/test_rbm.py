@@ -223,7 +223,9 @@ def test_exact_learning_shows_its_loss_on_training_and_held_out_rows(table):
 
 @full
 def test_a_contrastive_loss_is_not_drawn_twice(digits):
-    rbm = RBMEstimator(n_components=30, n_iter=2, early_stopping=True, random_state=0).fit(digits)
+    rbm = RBMEstimator(
+        n_components=30, base="independent", n_iter=2, early_stopping=True, random_state=0
+    ).fit(digits)
     axes = draw(RBMDisplay.from_estimator(rbm, n_samples=0), "training")
     assert list(axes) == ["loss", "energy_gap", "reconstruction_error"]
     assert labels(axes["loss"]) == ["validation rows"]
@@ -246,7 +248,9 @@ def test_without_rows_there_are_no_reconstructions(rbm):
 
 
 def test_without_samples_or_epochs(rbm, digits):
-    untrained = RBMEstimator(n_components=3, n_iter=0, random_state=0).fit(digits)
+    untrained = RBMEstimator(n_components=3, base="independent", n_iter=0, random_state=0).fit(
+        digits
+    )
     display = RBMDisplay.from_estimator(untrained, n_samples=0)
     assert list(draw(display)) == ["filters"]
     with pytest.raises(ValueError, match="n_samples"):

@@ -79,18 +79,18 @@ def test_rolls_of_many_notes_have_few_labels():
 
 
 def test_curves(walk):
-    X = waves()
-    display = TrajectoryDisplay.from_estimator(walk, X, n_start=10, n_frames=200, random_state=0)
+    X = waves()[:30]
+    display = TrajectoryDisplay.from_estimator(walk, X, n_start=10, n_frames=40, random_state=0)
     assert len(display.column_names) == N_COLUMNS
     assert "noise" not in display.column_names  # the least smooth one
-    assert display.real.shape == (150, N_COLUMNS)
-    assert display.generated.shape == (210, N_COLUMNS)
+    assert display.real.shape == (30, N_COLUMNS)
+    assert display.generated.shape == (50, N_COLUMNS)
     axes = draw(display)
     assert list(axes) == display.column_names
     ax = axes[display.column_names[0]]
     data, model = ax.lines[:2]
     assert_array_equal(data.get_ydata(), display.real[:, 0])
-    assert_array_equal(model.get_xdata(), np.arange(9, 210))
+    assert_array_equal(model.get_xdata(), np.arange(9, 50))
     assert_array_equal(model.get_ydata(), display.generated[9:, 0])
     assert [text.get_text() for text in axes["angle 0"].get_legend().get_texts()] == [
         "data",

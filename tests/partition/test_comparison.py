@@ -315,7 +315,7 @@ def test_an_estimator_passes_the_inputs_of_its_own_estimate(monkeypatch):
     assert tuple(frame.loc["own", ["lower", "upper"]]) == given.log_partition_bounds_
     assert seen["energy"] is given.energy_
     assert set(seen["x"]) == {"data", "training chains"}
-    assert repr(seen["sampler"]) == repr(given._blueprint.layer_sampler.kernel)
+    assert repr(seen["sampler"]) == repr(given._recipe.family.chains.layer_sampler.kernel)
     assert seen["base"] is given.energy_.base
 
 

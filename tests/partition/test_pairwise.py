@@ -180,7 +180,7 @@ def some_graph(seed, n=5, strength=2.0):
     return graph, 2 * rng.normal(size=n), rho, rng.uniform(0, 0.3, graph.n_edges)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", leading(2, range(5)))
 def test_the_free_energy_is_optimal_over_pair_tables(seed):
     graph, u, rho, smoothing = some_graph(seed)
     found = free_energy(graph, u, rho, smoothing).value
@@ -373,7 +373,7 @@ def test_perturb_and_map_bounds_hold_with_their_nominal_probability(seeds):
     assert above >= 0.6 * len(seeds)
 
 
-@pytest.mark.parametrize("delta", [0.05, 0.3])
+@pytest.mark.parametrize("delta", leading(1, [0.3, 0.05]))
 def test_the_interval_of_one_unit_fails_with_probability_delta(delta):
     """For one unit the bound is tight; 0.08 is three standard errors of 300 runs."""
     energy, estimator = independent(1), PerturbAndMAP(40, delta=delta)

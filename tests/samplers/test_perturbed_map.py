@@ -85,7 +85,7 @@ def test_chains_may_start_anywhere():
 @pytest.mark.parametrize("beta", leading(1, [0.5, 1.0]))
 def test_a_single_free_unit_has_its_conditional(solver, beta):
     """The others are clamped to another state in each half of the chains."""
-    energy, n = attractive(), 500
+    energy, n = attractive(), 250
     values = bits(9)[[37, 310]].repeat_interleave(n, 0)
     mask = torch.ones_like(values, dtype=torch.bool)
     mask[:, 4] = False

@@ -1,6 +1,8 @@
 """Properties of each sampler beyond the contract: steps, schedules, adaptation, bounds, errors."""
 
 import math
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -338,6 +340,38 @@ def test_traces_have_energies_that_the_sampler_does_not_need():
     energy, x = make_rbm(5, 3), torch.zeros(4, 5, dtype=DOUBLE)
     trace = Gibbs().trace(energy, x, 8, seeded(2))
     assert torch.allclose(trace.energy, energy(trace.x.flatten(0, 1)).detach().view(8, 4))
+
+
+def test_a_trace_is_summed_up_by_column():
+    trace = MALA(0.3).trace(unit(), normal_rows(6), 50, seeded(2))
+    found, draws = trace.summary(), trace.x.flatten(0, 1).double()
+    assert {values.shape for values in found.values()} == {(D,)}
+    assert found["mean"].tolist() == draws.mean(0).tolist()
+    error = found["sd"] / np.sqrt(trace.ess("mean"))
+    assert found["mcse"].tolist() == error.tolist()
+    assert found["r_hat"].tolist() == trace.r_hat().tolist()
+
+
+def test_a_trace_of_images_has_an_entry_for_each_pixel():
+    trace = Gibbs().trace(make_rbm(6, 3), torch.zeros(4, 6, dtype=DOUBLE), 8, seeded(2))
+    images = trace._replace(x=trace.x.unflatten(2, (2, 3)))
+    for name, values in images.summary().items():
+        np.testing.assert_array_equal(values, trace.summary()[name])
+
+
+def test_a_trace_goes_to_arviz(monkeypatch):
+    """As chains of draws, with minus the energies; its packages are optional."""
+    trace = MALA(0.3).trace(unit(), normal_rows(6), 10, seeded(2))
+    monkeypatch.setitem(sys.modules, "arviz_base", None)
+    monkeypatch.setitem(sys.modules, "arviz", None)
+    with pytest.raises(ImportError, match="pip install arviz"):
+        trace.to_arviz()
+    old, new = {"arviz": lambda **groups: groups}, {"arviz_base": lambda groups: groups}
+    for package, call in (old | new).items():
+        monkeypatch.setitem(sys.modules, package, types.SimpleNamespace(from_dict=call))
+        groups = trace.to_arviz("z")
+        assert groups["posterior"]["z"].shape == (6, 10, D)
+        assert groups["sample_stats"]["lp"].tolist() == (-trace.energy.t()).tolist()
 
 
 def test_run_until_stops_at_convergence():

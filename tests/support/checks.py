@@ -26,8 +26,8 @@ def parametrize_with_checks(cases, expected_failed_checks=None, first=(), modes=
 
     Test ids hold the names, where scikit-learn asks every estimator for its repr at every check:
     seconds at each collection. Of the full tier are cases that are not in `first`, and checks that
-    repeat another one, as with memory maps. A case in `modes` is another mode of an estimator that
-    has all checks under another name: it has the checks of training.
+    repeat another one, as with memory maps, or are expected to fail. A case in `modes` is another
+    mode of an estimator that has all checks under another name: it has the checks of training.
     """
     assert set(first) | set(modes) <= set(cases)
     params = []
@@ -43,7 +43,8 @@ def parametrize_with_checks(cases, expected_failed_checks=None, first=(), modes=
             if title.startswith("check_sample_weight_equivalence"):
                 # Where copies are merged and one batch has all rows, some fits pass.
                 marks = [pytest.mark.xfail(strict=False, reason=m.kwargs["reason"]) for m in marks]
-            marks = [*marks, *(() if name in first and not repeats(title) else (full,))]
+            if name not in first or marks or repeats(title):
+                marks = [*marks, full]
             params.append(pytest.param(*values, marks=marks, id=f"{name}-{title}"))
     return pytest.mark.parametrize(("estimator", "check"), params)
 

@@ -380,6 +380,18 @@ def finite_difference(function, x, step=1e-5):
     return grad
 
 
+def row_gradients(function, x, step=1e-5):
+    """Gradients of a function of single rows, (n,), at the rows x, by central differences.
+
+    An entry of all rows is moved at once: rows do not depend on each other.
+    """
+    rows, grad = x.detach().flatten(1), torch.empty_like(x)
+    for i, move in enumerate(step * torch.eye(rows.shape[1], dtype=x.dtype)):
+        up, down = (function((rows + m).view_as(x)).detach() for m in (move, -move))
+        grad.flatten(1)[:, i] = (up - down) / (2 * step)
+    return grad
+
+
 def mean_is(samples, truth):
     """Largest |z| of the difference between the mean of i.i.d. rows and the truth."""
     samples = samples.detach()

@@ -349,7 +349,7 @@ def test_missing_entries_of_a_map(tmp_path):
     density = REAL["score matching"].fit(numbers())
     x = numbers()
     x[5, 2] = np.nan
-    found = density.impute(map_of(tmp_path, x, "holes"), random_state=0)
+    found = density.impute(map_of(tmp_path, x, "holes"), random_state=0, n_steps=2)
     assert_array_equal(np.isnan(x), found != x)
 
 

@@ -8,7 +8,13 @@ from skebm.base.processes.draws import draws_from, may_draw, seed_modules
 from skebm.base.processes.entrance import enter_all, inside
 from skebm.base.processes.locks import lock_of
 from skebm.base.processes.modes import own_modes
-from skebm.base.processes.notices import collect_warnings, repeat, warn
+from skebm.base.processes.notices import (
+    Notice,
+    collect_warnings,
+    repeat,
+    warn,
+    without_warnings,
+)
 from skebm.base.processes.threads import n_threads, set_threads, threads
 from skebm.base.processes.workers import (
     Reduction,
@@ -21,6 +27,7 @@ from skebm.base.processes.workers import (
 )
 
 __all__ = [
+    "Notice",
     "Reduction",
     "Workers",
     "collect_warnings",
@@ -41,4 +48,5 @@ __all__ = [
     "set_threads",
     "threads",
     "warn",
+    "without_warnings",
 ]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from skebm.base.processes.modes import are_own, own_modes
+from skebm.base.processes.notices import public_call
 from skebm.base.processes.threads import threads
 
 # Multiplications of one pass over the rows of a call from which it uses all threads: it takes some
@@ -31,14 +32,17 @@ Class = TypeVar("Class", bound=type)
 def inside(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function that computes in :func:`~skebm.base.processes.own_modes`, whoever calls it.
 
-    Tensors on the CPU among its arguments become arrays; small work is done by one thread.
+    Tensors on the CPU among its arguments become arrays; small work is done by one thread. It
+    issues each kind of warning once.
     """
+    is_fit = function.__name__ == "fit"
 
     @functools.wraps(function)
     def entering(*args: Any, **kwargs: Any) -> Any:
         args = tuple(map(as_array, args))
         kwargs = {name: as_array(value) for name, value in kwargs.items()}
-        with threads(work_of(args, kwargs), ENOUGH_WORK):
+        owner = args[0] if args else None
+        with threads(work_of(args, kwargs), ENOUGH_WORK), public_call(owner, is_fit=is_fit):
             if are_own():
                 return function(*args, **kwargs)
             with own_modes():

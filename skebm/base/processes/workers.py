@@ -10,6 +10,7 @@ import contextlib
 import os
 import platform
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -21,7 +22,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from skebm.base.processes.modes import own_modes
-from skebm.base.processes.notices import Notice, collect_warnings, collecting, repeat
+from skebm.base.processes.notices import Notice, collect_warnings, repeat
 
 
 def in_worker() -> bool:
@@ -79,8 +80,8 @@ class Fragile:
 class Workers(Parallel):
     """Workers of joblib's active backend that share a list of calls, with a progress bar.
 
-    Results are in the order of the calls. Warnings of skebm in another process are issued again in
-    this one, which would not see them otherwise.
+    Results are in the order of the calls. Warnings of skebm in another process or thread are issued
+    again in this one, which would not see them otherwise.
 
     Parameters
     ----------
@@ -107,28 +108,25 @@ class Workers(Parallel):
 
     def results(self, calls: Iterable[tuple[Any, ...]]) -> list[Any]:
         """Results of calls ``(function, *arguments)``."""
-        here, results = (_process(), collecting(), get_config()), []
+        here, results = (_thread(), get_config()), []
         for result, caught in self(delayed(_call)(here, *call) for call in calls):
             repeat(caught)
             results.append(result)
         return results
 
 
-def _process() -> tuple[str, int]:
-    return platform.node(), os.getpid()
+def _thread() -> tuple[str, int, int]:
+    return platform.node(), os.getpid(), threading.get_ident()
 
 
 def _call(
-    parent: tuple[Any, bool, dict[str, Any]], function: Any, *args: Any
+    parent: tuple[Any, dict[str, Any]], function: Any, *args: Any
 ) -> tuple[Any, list[Notice]]:
-    """Result of a call, and the warnings that it issued where the parent would not see them.
-
-    That is in another process, and in another thread if those of the parent are collected.
-    """
-    process, is_collecting, config = parent
+    """Result of a call, and the warnings that it issued in another process or thread."""
+    thread, config = parent
     # Not by scikit-learn's delayed, which swaps the filters of warnings, too.
     with config_context(**config), own_modes():
-        if process == _process() and not is_collecting:
+        if thread == _thread():
             return function(*args), []
         with collect_warnings() as caught:
             result = function(*args)

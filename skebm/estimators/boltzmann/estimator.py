@@ -29,13 +29,15 @@ from skebm.estimators.base import (
     CategoriesMixin,
     assign_parameters,
     chain_rows,
+    states_near,
 )
-from skebm.estimators.boltzmann.blueprint import (
+from skebm.estimators.boltzmann.errors import CouplingErrors, as_errors, covariance
+from skebm.estimators.boltzmann.family import (
     CHEAP_COST,
     CONVEX,
-    BoltzmannBlueprint,
+    BoltzmannFamily,
+    BoltzmannRecipe,
     check_same_edges,
-    choose_ridge,
     choose_rule,
     columns_in_order,
     cost_of_sum,
@@ -47,9 +49,10 @@ from skebm.estimators.boltzmann.blueprint import (
     warn_of_unseen,
     with_l1,
 )
-from skebm.estimators.boltzmann.errors import CouplingErrors, as_errors, covariance
 from skebm.estimators.boltzmann.gauge import conditional_means, zero_sum
+from skebm.estimators.boltzmann.penalties import choose_ridge
 from skebm.estimators.boltzmann.structure import PathResult, SparsityPath, choose_graph
+from skebm.estimators.recipe import Recipe
 from skebm.estimators.tables.blocks import NumberBlock, SpinBlock, holds_spins
 from skebm.estimators.tables.frames import as_given
 from skebm.estimators.tables.table import Table, column_table, probability_table
@@ -166,6 +169,8 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
     <<log_partition, offset_>>
     history_ : list of dict
         One entry per epoch or iteration.
+    converged_ : bool
+        Whether the last fit ended without a :class:`~skebm.base.TrainingWarning`.
     n_iter_, n_restarts_ : int
     sampler_, energy_, net_ : Sampler, BoltzmannMachine, EnergyNet
         The sampler, the energy as a torch module (of bits and one-hot entries), the skorch net.
@@ -228,7 +233,7 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
         "optimizer": lambda value, names: AdamW(),
         "early_stopping": lambda value, names: EarlyStopping(),
     }
-    _blueprint: BoltzmannBlueprint
+    _recipe: BoltzmannRecipe
     path_: PathResult
 
     def __init__(
@@ -287,13 +292,13 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
 
     def _design(
         self, rows: Rows, table: Any, before: EnergyNet | None, *, streaming: bool
-    ) -> BoltzmannBlueprint:
+    ) -> BoltzmannRecipe:
         learning, reason = choose_rule(self.learning, table.domain)
         plan = self._plan(learning, rows, streaming=streaming)
         l1, l2 = self._penalties(learning, table.block(SpinBlock) is not None)
         if before is not None:
-            last = self._blueprint
-            unseen, base, start, edges = last.unseen, last.base, last.start, last.edges
+            last, base = self._recipe.family, self._recipe.base
+            unseen, start, edges = last.unseen, last.start, last.edges
             if not hasattr(self, "path_"):
                 check_same_edges(edges, self._edge_mask(table, unseen))
         else:
@@ -301,20 +306,18 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
             start = nearest_start(rows, base)
             warn_of_unseen(unseen, table.column_at)
             edges = self._edge_mask(table, unseen)
-        found = BoltzmannBlueprint(
-            table=table,
-            plan=with_l1(plan, l1) if plan.optimizer == "owlqn" else plan,
+        family = BoltzmannFamily(
             learning=learning,
             reason=reason,
             edges=edges,
             unseen=unseen,
-            base=base,
             start=start,
             l1=l1,
-            l2=self._blueprint.l2 if l2 is None and before is not None else l2 or 0.0,
+            l2=last.l2 if l2 is None and before is not None else l2 or 0.0,
             sampler=None if self.sampler is None else clone(self.sampler),
             chains=self._chains(learning),
         )
+        found = Recipe(table, with_l1(plan, l1) if plan.searches else plan, base, family)
         return found if before is not None else self._with_graph_and_penalty(found, rows, l2)
 
     def _penalties(self, learning: str, spins: bool) -> tuple[float, float | None]:
@@ -330,9 +333,9 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
         return l1, float(self.l2) / (16.0 if spins else 1.0)
 
     def _with_graph_and_penalty(
-        self, found: BoltzmannBlueprint, rows: Rows, l2: float | None
-    ) -> BoltzmannBlueprint:
-        """The blueprint with the graph and the ridge penalty that the rows choose."""
+        self, found: BoltzmannRecipe, rows: Rows, l2: float | None
+    ) -> BoltzmannRecipe:
+        """The recipe with the graph and the ridge penalty that the rows choose."""
         if hasattr(self, "path_"):
             del self.path_
         generator = torch.Generator(rows.device).manual_seed(draw_seed(self.random_state_))
@@ -442,8 +445,7 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
         ----------
         Besag (1975), "Statistical analysis of non-lattice data", The Statistician 24(3).
         """
-        rows = self._rows(X)
-        return self._blueprint.proper_score(rows, self.energy_).double().numpy()
+        return self._proper_scores(self._rows(X)).double().numpy()
 
     def sample(
         self,
@@ -477,26 +479,27 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
         """
         self._check_draws(n_samples, n_steps, temperature)
         drawn = self._draw(n_samples, self._generator(random_state), n_steps, temperature)
-        return self._blueprint.table.invert(drawn)
+        return self._recipe.table.invert(drawn)
 
     def _draw(
         self, n: int, generator: torch.Generator, n_steps: int, temperature: float = 1.0
     ) -> Tensor:
-        energy, blueprint = self.energy_ / temperature, self._blueprint
+        energy, family = self.energy_ / temperature, self._recipe.family
         with torch.no_grad():
             if cost_of_sum(energy.domain) <= CHEAP_COST:
                 return exact_draws(energy, n, generator)
-            start = chain_rows(self.net_) if blueprint.learning == "pcd" else None
+            start = chain_rows(self.net_) if family.learning == "pcd" else None
             if temperature != 1:
                 like = energy.bias
                 start = energy.domain.uniform(n, generator, dtype=like.dtype).to(like.device)
             elif start is None:
-                start = blueprint.states(torch.as_tensor(self._reference).to(self.energy_.bias))
+                start = torch.as_tensor(self._reference).to(energy.bias)
+                start = states_near(start, energy.domain)
             blocks = []
             for done in range(0, n, BLOCK):
                 size = (min(BLOCK, n - done),)
                 pick = torch.randint(len(start), size, generator=generator, device=start.device)
-                state, _ = blueprint.model_sampler.run(energy, start[pick], n_steps, generator)
+                state, _ = family.model_sampler.run(energy, start[pick], n_steps, generator)
                 blocks.append(state.x)
             return torch.cat(blocks)
 
@@ -530,11 +533,11 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
             known = ~x.isnan()
             guess = energy.domain.uniform(len(x), generator, dtype=x.dtype).to(x.device)
             clamp = Clamp(known, torch.nan_to_num(x))
-            state, _ = self._blueprint.model_sampler.run(
+            state, _ = self._recipe.family.model_sampler.run(
                 energy, clamp.apply(guess), n_steps, generator, clamp=clamp
             )
             blocks.append(state.x.cpu())
-        return self._blueprint.table.with_imputations(X, torch.cat(blocks))
+        return self._recipe.table.with_imputations(X, torch.cat(blocks))
 
     def standard_errors(self, X: Any, sample_weight: Any = None) -> CouplingErrors:
         r"""Asymptotic standard errors of couplings and fields, without regard to penalties.
@@ -567,16 +570,16 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
         Sinica 21, section 2.3. Hyvärinen (2006), "Consistency of pseudolikelihood estimation of
         fully visible Boltzmann machines", Neural Computation 18(10).
         """
-        rows, blueprint = self._rows_with_weights(X, sample_weight), self._blueprint
-        if blueprint.learning == "perturb_and_map":
+        rows, learning = self._rows_with_weights(X, sample_weight), self.learning_
+        if learning == "perturb_and_map":
             raise ValueError(
                 "perturb-and-MAP matches the moments of another distribution, whose errors are not "
                 'those of the model: use learning="pseudo_likelihood".'
             )
         energy = self.energy_
         with torch.no_grad():
-            draws = () if blueprint.learning in LOCAL_RULES else self._states_of_the_model()
-            found = covariance(energy, blueprint.learning, rows, draws)
+            draws = () if learning in LOCAL_RULES else self._states_of_the_model()
+            found = covariance(energy, learning, rows, draws)
             couplings, bias = as_errors(energy, found, self._has_spins)
         order = self._entry_order()
         return CouplingErrors(couplings.numpy()[order][:, order], bias.numpy()[order])
@@ -586,7 +589,7 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
         X = self._validate(X)
         weight = check_weight(sample_weight, X)
         like = self.energy_.bias
-        found: Rows = self._blueprint.table.rows(
+        found: Rows = self._recipe.table.rows(
             X, device=like.device, dtype=like.dtype, weight=weight
         )
         return found
@@ -594,7 +597,7 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
     def _states_of_the_model(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Blocks of states with their probabilities: all of them, or draws of the model."""
         energy = self.energy_
-        if self._blueprint.learning == "exact":
+        if self.learning_ == "exact":
             log_z = self.log_partition_
             like = energy.bias
             for x in energy.domain.enumerate(65536, dtype=like.dtype, device=like.device):
@@ -608,7 +611,7 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
 
     def _entry_order(self) -> list[int]:
         """Entries of rows of the energy in the order of the columns of X."""
-        table = self._blueprint.table
+        table = self._recipe.table
         order, widths = columns_in_order(table), table.groups
         first = dict(zip(order, np.cumsum([0, *widths[:-1]]).tolist(), strict=True))
         width = dict(zip(order, widths, strict=True))
@@ -677,16 +680,16 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
     @property
     def learning_(self) -> str:
         """Learning rule in use."""
-        return self._blueprint.learning
+        return self._recipe.family.learning
 
     @property
     def learning_reason_(self) -> str:
         """Why it is the rule."""
-        return self._blueprint.reason
+        return self._recipe.family.reason
 
     @property
     def _has_spins(self) -> bool:
-        return self._blueprint.table.block(SpinBlock) is not None
+        return self._recipe.table.block(SpinBlock) is not None
 
     @property
     def coding_(self) -> str:
@@ -697,15 +700,15 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
     def l1_(self) -> float:
         """Penalty of absolute couplings in the last training."""
         check_is_fitted(self)
-        return self._blueprint.l1 * (4.0 if self._has_spins else 1.0)
+        return self._recipe.family.l1 * (4.0 if self._has_spins else 1.0)
 
     @property
     def l2_(self) -> float:
         """Penalty of squared couplings in the last training."""
         check_is_fitted(self)
-        return self._blueprint.l2 * (16.0 if self._has_spins else 1.0)
+        return self._recipe.family.l2 * (16.0 if self._has_spins else 1.0)
 
     @property
     def sampler_(self) -> Sampler:
         """Sampler of rows."""
-        return self._blueprint.model_sampler
+        return self._recipe.family.model_sampler

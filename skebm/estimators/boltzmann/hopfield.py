@@ -12,7 +12,6 @@ import scipy.linalg
 import torch
 from scipy.special import logsumexp, softmax
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import gen_batches
 
 from skebm._validation import (
@@ -24,7 +23,9 @@ from skebm._validation import (
     validate_data,
     warn,
 )
+from skebm.base import DataWarning, SamplingWarning
 from skebm.energies import BoltzmannMachine
+from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import atomic, non_default_parameters, warn_without_effect
 from skebm.estimators.tables.frames import frame_like
 from skebm.training.streams import SourceMixin
@@ -384,7 +385,9 @@ def _ratio(product: np.ndarray, squares: np.ndarray) -> np.ndarray:
 # ------------------------------------------------------------------------------
 
 
-class HopfieldMemory(SourceMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+class HopfieldMemory(
+    DocLinkMixin, SourceMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstimator
+):
     r"""Associative memory: a Hopfield network, which recalls stored rows from corrupted ones.
 
     `fit` stores the rows of X, the patterns :math:`\xi^\mu`, as low points of an energy;
@@ -552,9 +555,10 @@ class HopfieldMemory(SourceMixin, OneToOneFeatureMixin, TransformerMixin, BaseEs
 
         Warns
         -----
-        UserWarning
-            If there are more patterns than the rule can hold, if some are not kept, or if a
-            parameter has no effect.
+        DataWarning
+            If there are more patterns than the rule can hold, or if some are not kept.
+        SettingWarning
+            If a parameter has no effect.
         """
         X = self._check_numbers(X, reset=True)
         self.coding_ = self._coding(X)
@@ -646,7 +650,7 @@ class HopfieldMemory(SourceMixin, OneToOneFeatureMixin, TransformerMixin, BaseEs
             warn(
                 f"{n} patterns of {d} columns are a load of {load:.3g}, and the limit of "
                 f'rule="{self.rule}" for random patterns is {limit:.3g} ({source}).',
-                UserWarning,
+                DataWarning,
             )
             return
         chosen = self._states(self.patterns_[_some(n)])
@@ -657,7 +661,7 @@ class HopfieldMemory(SourceMixin, OneToOneFeatureMixin, TransformerMixin, BaseEs
             warn(
                 f"{np.mean(~kept):.1%} of the patterns are lost in the first step of a recall, at "
                 f"a load of {self.load_:.3g}: they are too similar for these settings.",
-                UserWarning,
+                DataWarning,
             )
 
     # ---------------------------------------------------------------- fitted memories
@@ -753,10 +757,9 @@ class HopfieldMemory(SourceMixin, OneToOneFeatureMixin, TransformerMixin, BaseEs
 
         Warns
         -----
-        UserWarning
-            If rows end in a cycle; the message gives their number and the length.
-        ConvergenceWarning
-            If `max_steps` ended the recall of rows that still changed.
+        SamplingWarning
+            If rows end in a cycle, with their number and the length; or if `max_steps` ended the
+            recall of rows that still changed.
         """
         states = self._check_rows(X)
         found = self._recall(states)
@@ -766,13 +769,13 @@ class HopfieldMemory(SourceMixin, OneToOneFeatureMixin, TransformerMixin, BaseEs
                 warn(
                     f"{count} of {len(states)} rows end in a cycle of length {length}: "
                     'update="asynchronous" has none.',
-                    UserWarning,
+                    SamplingWarning,
                 )
             elif length == 0:
                 warn(
                     f"{count} of {len(states)} rows still changed after {self.max_steps} steps: "
                     "increase max_steps.",
-                    ConvergenceWarning,
+                    SamplingWarning,
                 )
         return found.rows
 

@@ -16,7 +16,15 @@ from skebm.base import Batch
 from skebm.base.domains import columns_of
 from skebm.base.processes import progress_bar
 from skebm.energies import BoltzmannMachine
-from skebm.estimators.boltzmann.blueprint import CONVEX, ROUGH, BoltzmannBlueprint, loss_of, without
+from skebm.estimators.boltzmann.family import CONVEX, BoltzmannRecipe
+from skebm.estimators.boltzmann.penalties import (
+    ROUGH,
+    fit_convex,
+    loss_of,
+    with_penalties,
+    with_rule,
+    without,
+)
 from skebm.training.distributed import shows_progress
 from skebm.training.rows import Rows
 
@@ -102,28 +110,28 @@ class PathResult:
 
 
 def choose_graph(
-    blueprint: BoltzmannBlueprint, rows: Rows, asked: Any, generator: torch.Generator
-) -> tuple[BoltzmannBlueprint, PathResult]:
-    """The blueprint on the chosen graph without an l1 penalty, and what was compared."""
-    rule = blueprint.learning if blueprint.learning in CONVEX else "pseudo_likelihood"
-    convex = blueprint.with_rule(rule)
+    recipe: BoltzmannRecipe, rows: Rows, asked: Any, generator: torch.Generator
+) -> tuple[BoltzmannRecipe, PathResult]:
+    """The recipe on the chosen graph without an l1 penalty, and what was compared."""
+    rule = recipe.family.learning if recipe.family.learning in CONVEX else "pseudo_likelihood"
+    convex = with_rule(recipe, rule)
     largest = largest_penalty(convex, rows, generator)
     # At the largest penalty itself, rounding decides.
     values = np.geomspace(1.001, asked.ratio, asked.n_values) * largest
     if largest == 0:  # no edges, or no row tells of any
         none = np.zeros(1)
         result = PathResult(none, none, none.astype(int), 0)
-        return blueprint.with_edges(np.zeros_like(blueprint.edges)), result
+        return recipe.with_settings(edges=np.zeros_like(recipe.family.edges)), result
     walk = _by_folds if asked.criterion == "cv" else _by_ebic
     graphs, criterion = walk(convex, rows, asked, generator, values)
     chosen = int(np.argmin(criterion))
-    n_edges = np.array([n_pairs(graph, blueprint) for graph in graphs])
+    n_edges = np.array([n_pairs(graph, recipe) for graph in graphs])
     result = PathResult(values[: len(criterion)], np.array(criterion), n_edges, chosen)
-    return blueprint.with_edges(graphs[chosen]), result
+    return recipe.with_settings(edges=graphs[chosen]), result
 
 
 def _by_ebic(
-    convex: BoltzmannBlueprint,
+    convex: BoltzmannRecipe,
     rows: Rows,
     asked: SparsityPath,
     generator: torch.Generator,
@@ -131,19 +139,19 @@ def _by_ebic(
 ) -> tuple[list[np.ndarray], list[float]]:
     """Graphs of a path, to where the criterion no longer falls, and the criterion of each."""
     n, d = float(rows.counts.sum()), len(columns_of(convex.table.domain))
-    twice = 1 if convex.learning == "exact" else 2
+    twice = 1 if convex.family.learning == "exact" else 2
     price = twice * (np.log(n) + 4 * asked.gamma * np.log(d))
     last: BoltzmannMachine | None = None
     graphs: list[np.ndarray] = []
     found: list[float] = []
     for l1 in progress_bar(values, desc="graphs", disable=not shows_progress(convex.plan.verbose)):
-        last = convex.with_penalties(l1, 0.0).fit_objective(rows, generator, last, ROUGH).energy
+        last = fit_convex(with_penalties(convex, l1, 0.0), rows, last, ROUGH).energy
         graphs.append(support(last, convex))
         if len(graphs) > 1 and np.array_equal(graphs[-1], graphs[-2]):
             found.append(found[-1])
             continue
-        relaxed = convex.with_edges(graphs[-1]).with_penalties(0.0, 1.0 / n)
-        again = relaxed.fit_objective(rows, generator, on_edges(last, graphs[-1]), ROUGH)
+        relaxed = with_penalties(convex.with_settings(edges=graphs[-1]), 0.0, 1.0 / n)
+        again = fit_convex(relaxed, rows, on_edges(last, graphs[-1]), ROUGH)
         found.append(2 * loss_of(again, rows) + price * n_free(graphs[-1], convex))
         if len(found) - 1 - int(np.argmin(found)) >= PATIENCE:
             break
@@ -157,7 +165,7 @@ def on_edges(energy: BoltzmannMachine, edges: np.ndarray) -> BoltzmannMachine:
 
 
 def _by_folds(
-    convex: BoltzmannBlueprint,
+    convex: BoltzmannRecipe,
     rows: Rows,
     asked: SparsityPath,
     generator: torch.Generator,
@@ -172,19 +180,20 @@ def _by_folds(
     for part in progress_bar(parts, desc="graphs", disable=not shows_progress(convex.plan.verbose)):
         train, held_out, last = without(rows, part), rows.subset(part), None
         for i, l1 in enumerate(values):
-            model = convex.with_penalties(l1, 0.0).fit_objective(train, generator, last)
+            model = fit_convex(with_penalties(convex, l1, 0.0), train, last)
             last = model.energy
             total[i] += loss_of(model, held_out)
     last, graphs = None, []
     for l1 in values:
-        last = convex.with_penalties(l1, 0.0).fit_objective(rows, generator, last).energy
+        last = fit_convex(with_penalties(convex, l1, 0.0), rows, last).energy
         graphs.append(support(last, convex))
     return graphs, list(total / float(rows.counts.sum()))
 
 
-def largest_penalty(convex: BoltzmannBlueprint, rows: Rows, generator: torch.Generator) -> float:
+def largest_penalty(convex: BoltzmannRecipe, rows: Rows, generator: torch.Generator) -> float:
     """Penalty at which all couplings are zero: the largest gradient at independent columns."""
-    objective: Any = convex.with_penalties(0.0, 0.0).objective(generator)
+    plain = with_penalties(convex, 0.0, 0.0)
+    objective: Any = plain.family.objective(plain, generator)
     if not len(objective.energy.weight):
         return 0.0
     x, weight = rows.block(0, len(rows)), rows.weight
@@ -192,11 +201,11 @@ def largest_penalty(convex: BoltzmannBlueprint, rows: Rows, generator: torch.Gen
     return float(objective.energy.weight.grad.abs().max())
 
 
-def support(energy: Any, blueprint: BoltzmannBlueprint) -> np.ndarray:
+def support(energy: Any, recipe: BoltzmannRecipe) -> np.ndarray:
     """Pairs of entries whose columns are coupled, (D, D)."""
-    widths = columns_of(blueprint.table.domain)
+    widths = columns_of(recipe.table.domain)
     coupled = column_pairs((energy.coupling.detach() != 0).cpu().numpy(), widths)
-    return coupled.repeat(widths, 0).repeat(widths, 1) & blueprint.edges
+    return coupled.repeat(widths, 0).repeat(widths, 1) & recipe.family.edges
 
 
 def column_pairs(pairs: np.ndarray, widths: Sequence[int]) -> np.ndarray:
@@ -206,14 +215,14 @@ def column_pairs(pairs: np.ndarray, widths: Sequence[int]) -> np.ndarray:
     return found
 
 
-def n_free(edges: np.ndarray, blueprint: BoltzmannBlueprint) -> int:
+def n_free(edges: np.ndarray, recipe: BoltzmannRecipe) -> int:
     """Number of couplings that rows determine: the others could be moved into biases."""
-    widths = columns_of(blueprint.table.domain)
+    widths = columns_of(recipe.table.domain)
     free = np.maximum(np.array(widths) - 1, 1)  # a bit is one entry, as is one of two levels
     pairs = np.triu(column_pairs(edges, widths), 1)
     return int((pairs * np.outer(free, free)).sum())
 
 
-def n_pairs(edges: np.ndarray, blueprint: BoltzmannBlueprint) -> int:
+def n_pairs(edges: np.ndarray, recipe: BoltzmannRecipe) -> int:
     """Number of coupled pairs of columns."""
-    return int(column_pairs(edges, columns_of(blueprint.table.domain)).sum()) // 2
+    return int(column_pairs(edges, columns_of(recipe.table.domain)).sum()) // 2

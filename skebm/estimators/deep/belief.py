@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from numbers import Integral
@@ -34,12 +33,13 @@ from skebm._validation import (
     set_seeds,
     warn,
 )
-from skebm.base import PartitionEstimator
+from skebm.base import LikelihoodWarning, PartitionEstimator
 from skebm.base.energy import check_temperature
-from skebm.base.processes import collect_warnings
+from skebm.base.processes import Notice, collect_warnings, repeat
 from skebm.base.sampler import whole_number, whole_numbers
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
+from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import (
     assign_parameters,
     atomic,
@@ -61,9 +61,6 @@ from skebm.estimators.tables.frames import as_given
 from skebm.training.rows import Rows
 from skebm.training.streams import SourceMixin
 
-# What differs between warnings that say the same.
-NUMBERS = re.compile(r"-?\d[\d.e+-]*")
-
 
 def default_rbm() -> RBMEstimator:
     """Settings of the RBMs by default: usual ones, on independent columns.
@@ -75,7 +72,12 @@ def default_rbm() -> RBMEstimator:
 
 
 class DeepBeliefNetwork(
-    SourceMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin, DensityMixin, BaseEstimator
+    DocLinkMixin,
+    SourceMixin,
+    ClassNamePrefixFeaturesOutMixin,
+    TransformerMixin,
+    DensityMixin,
+    BaseEstimator,
 ):
     r"""Deep belief network: features, a density, samples, and a network to start training from.
 
@@ -435,7 +437,7 @@ class DeepBeliefNetwork(
         energy = rbm.energy_
         with torch.no_grad():
             hidden = torch.as_tensor(np.asarray(h)).to(energy.weight)
-            return rbm._blueprint.table.invert(value(energy.visible(hidden, beta)))
+            return rbm._recipe.table.invert(value(energy.visible(hidden, beta)))
 
     # ---------------------------------------------------------------- samples
 
@@ -533,7 +535,7 @@ class DeepBeliefNetwork(
 
     def _gains(self, rows: Rows) -> np.ndarray:
         """What the RBMs above the first add to the log-likelihood of rows, less log Z, (n,)."""
-        energies = [rbm._blueprint.scoring_energy(rbm.energy_) for rbm in self.rbms_]
+        energies = [rbm._scoring_energy() for rbm in self.rbms_]
         if self.bound_kind_ == "exact":
             with torch.no_grad():
                 plain = [rbm.energy_ for rbm in self.rbms_]
@@ -592,8 +594,9 @@ class DeepBeliefNetwork(
             largest, reason = found.pessimistic, found.reason
         if math.isnan(largest):
             warn(
-                f"score is nan, because log Z of the top RBM has no credible upper end: {reason}. "
-                'Use partition="auto", or score_samples, which uses the estimate itself.'
+                f"score is nan, because log Z of the top RBM has no credible upper end: {reason}.",
+                LikelihoodWarning,
+                ('Use partition="auto", or score_samples.',),
             )
         return -float(energies.mean()) - largest
 
@@ -660,7 +663,7 @@ class DeepBeliefNetwork(
         if n_outputs is not None:
             whole_number("n_outputs", n_outputs, 1)
         first, *others = (hidden_map(rbm) for rbm in self.rbms_)
-        first = first.on_columns(self.rbms_[0]._blueprint.table)
+        first = first.on_columns(self.rbms_[0]._recipe.table)
         return sigmoid_network([first, *others], n_outputs)
 
 
@@ -670,21 +673,20 @@ def _naming_layers(n_layers: int) -> Iterator[Callable[[int], Any]]:
 
     The block gets a context manager for the fit of RBM k.
     """
-    said: dict[tuple[type[Warning], str], tuple[str, list[int]]] = {}
+    noted: dict[Any, tuple[Notice, list[int]]] = {}
 
     @contextlib.contextmanager
     def noting(k: int) -> Iterator[None]:
         with collect_warnings() as caught:
             yield
         for one in caught:
-            text = str(one.message)
-            _, places = said.setdefault((one.category, NUMBERS.sub("", text)), (text, []))
+            _, places = noted.setdefault(one.kind, (one, []))
             places += [k + 1] if k + 1 not in places else []
 
     yield noting
-    for (category, _), (text, places) in said.items():
+    for one, places in noted.values():
         which = f"RBM{'s' * (len(places) > 1)} {', '.join(map(str, places))} of {n_layers}: "
-        warn((which if n_layers > 1 else "") + text, category)
+        repeat([one._replace(message=(which if n_layers > 1 else "") + one.message)])
 
 
 def _draw_of(conditional: Any, generator: torch.Generator) -> Tensor:

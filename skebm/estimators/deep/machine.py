@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from skebm._validation import Interval, Options, StrOptions, check_is_fitted
+from skebm._validation import Interval, Options, StrOptions, check_is_fitted, torch_dtype_of
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
@@ -22,8 +22,18 @@ from skebm.estimators.base import (
     assign_parameters,
     draw_seed,
 )
-from skebm.estimators.deep.blueprint import DeepBlueprint, design_deep, warn_unless_converged
-from skebm.estimators.deep.meanfield import MeanField, PosteriorMeans, recognition_maps
+from skebm.estimators.deep.family import (
+    DeepRecipe,
+    design_deep,
+    hidden_entries,
+    warn_unless_converged,
+)
+from skebm.estimators.deep.meanfield import (
+    MeanField,
+    PosteriorMeans,
+    enumerates_hidden,
+    recognition_maps,
+)
 from skebm.estimators.deep.module import sigmoid_network
 from skebm.estimators.deep.rows import HiddenEntries
 from skebm.estimators.rbm.choice import BaseChoice, ValidationFits
@@ -136,9 +146,9 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
     sampler : Sampler or None, default=None
         Sampler of the rows (x, h2, h4, ...); None is :class:`skebm.samplers.Gibbs`, which draws all
         even and all odd layers in turn.
-    device : str, default="auto"
-        ``"auto"`` is a GPU if there is one.
-    dtype : {"float32", "float64"}, default="float32"
+    device : str or int, default="auto"
+        ``"auto"`` is a GPU if there is one; ``"gpu"`` is one, a number k the GPU ``"cuda:k"``.
+    dtype : {"float32", "float64"} or type, default="float32"
         Precision of the computation.
     <<net_params>>
 
@@ -157,6 +167,8 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
     <<log_partition, offset_>>
     history_ : list of dict
         One entry per epoch: energy gap, learning rate, seconds.
+    converged_ : bool
+        Whether the last fit ended without a :class:`~skebm.base.TrainingWarning`.
     n_iter_, n_restarts_ : int
         Number of epochs, and number of roll-backs.
     learning_rate_, batch_size_, n_chains_ : float, int, int
@@ -227,7 +239,7 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
         "optimizer": lambda value, names: SGD(),
         "early_stopping": lambda value, names: EarlyStopping(),
     }
-    _blueprint: DeepBlueprint
+    _recipe: DeepRecipe
 
     def __init__(
         self,
@@ -270,26 +282,28 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
         layers = Layers((visible.domain.n_columns, *sizes))
         n_numbers = 3.0 * layers.n_between * layers.n_row + float(X.shape[0]) * layers.n_row
         what = f"hidden_layer_sizes={self.hidden_layer_sizes} with {layers.n_visible} columns"
-        check_memory(what, n_numbers, getattr(torch, self.dtype))
+        check_memory(what, n_numbers, torch_dtype_of(self.dtype))
         return visible.in_layout(HiddenEntries(layers.n_visible, layers.n_beside))
 
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
-    ) -> DeepBlueprint:
-        hidden = table.layout
-        assert isinstance(hidden, HiddenEntries)
+    ) -> DeepRecipe:
+        hidden = hidden_entries(table)
         layers = Layers((table.domain.n_columns, *hidden_sizes(self.hidden_layer_sizes)))
         if before is not None:
-            last = self._blueprint
+            last = self._recipe
             check_base_stays(self.base, last.base, last.base_name)
-            if layers != last.layers:
+            sizes = last.family.layers.sizes[1:]
+            if layers.sizes[1:] != sizes:
                 raise ValueError(
                     f"hidden_layer_sizes={self.hidden_layer_sizes} are not those of the previous "
-                    f"fit, {last.layers.sizes[1:]}: with warm_start and partial_fit they must not "
+                    f"fit, {sizes}: with warm_start and partial_fit they must not "
                     "change. Clone the estimator to start from new weights."
                 )
-            new = design_deep(self, table, layers, last.base, rows, last.seed, streaming=streaming)
-            return new.with_epochs(last.plan.n_iter) if new.by_halves and last.by_halves else new
+            seed = last.family.seed
+            new = design_deep(self, table, layers, last.base, rows, seed, streaming=streaming)
+            both = new.family.rbm.by_halves and last.family.rbm.by_halves
+            return new.with_epochs(last.plan.n_iter) if both else new
 
         seed = draw_seed(self.random_state_)
 
@@ -297,12 +311,12 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
             fit = functools.partial(fit_table_base, self.base, table=table)
             return fit_completed(fit, hidden.without(some))
 
-        def plan(base: Distribution, chosen: BaseChoice, some: Rows) -> DeepBlueprint:
+        def plan(base: Distribution, chosen: BaseChoice, some: Rows) -> DeepRecipe:
             return design_deep(self, table, layers, base, some, seed, streaming=streaming)
 
         chosen = BaseChoice(None, layers.n_between, "as given")
         found = plan(base_of(None, rows), chosen, rows)
-        if not found.by_halves:
+        if not found.family.rbm.by_halves:
             return found
         generator = torch.Generator(rows.device).manual_seed(draw_seed(self.random_state_))
         trials = ValidationFits(base_of, plan, generator, self.net_params)
@@ -317,7 +331,7 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
 
     def _energies(self, rows: Rows, *, likely: bool = False) -> np.ndarray:
         """Energies of rows of X, with or without hidden entries; of known entries where missing."""
-        rows = self._blueprint.hidden.without(rows)
+        rows = hidden_entries(self._recipe.table).without(rows)
         if not rows.has_missing() and rows.known is None:
             return super()._energies(rows, likely=likely)
         x = rows.block(0, len(rows))
@@ -334,11 +348,11 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
 
     def _of_known(self, x: Tensor, known: Tensor) -> np.ndarray:
         """Energies of the known entries of rows, by annealing unless there are few states."""
-        energy, blueprint = self.energy_, self._blueprint
+        energy, table = self.energy_, self._recipe.table
         generator = torch.Generator(x.device).manual_seed(self.net_.seed_)
         row, mask = self._beside(x, known)
-        sums = log_sums(energy, energy.base, row, mask, blueprint.table.groups, generator)
-        volumes: np.ndarray = blueprint.table.log_volumes(known.cpu().numpy())
+        sums = log_sums(energy, energy.base, row, mask, table.groups, generator)
+        volumes: np.ndarray = table.log_volumes(known.cpu().numpy())
         return volumes - sums.value.cpu().numpy()
 
     def _with_all_entries(self, x: Tensor) -> Tensor:
@@ -346,7 +360,7 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
 
     def _beside(self, x: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
         """Rows of the energy whose hidden units are missing, with what is known of them."""
-        n_beside = self._blueprint.layers.n_beside
+        n_beside = self._recipe.family.layers.n_beside
         row = nn.functional.pad(torch.where(known, x, torch.nan), (0, n_beside), value=torch.nan)
         return row, nn.functional.pad(known, (0, n_beside), value=False)
 
@@ -407,12 +421,12 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
         """
         rows = self._complete_rows(X, "posterior_means")
         found = self._map(rows, lambda energy, x: energy.means(x)).numpy()
-        settings, sizes = self._blueprint.mean_field, self.layer_sizes_[1:]
+        settings, sizes = self._recipe.family.mean_field, self.layer_sizes_[1:]
         residual, ends = found[:, -2], np.cumsum(sizes)
         warn_unless_converged(torch.as_tensor(residual), settings)
         return PosteriorMeans(
             np.split(found[:, : ends[-1]], ends[:-1], axis=1),
-            found[:, -3] - self._blueprint.table.log_volume,
+            found[:, -3] - self._recipe.table.log_volume,
             residual,
             found[:, -1].astype(int),
             residual <= settings.tol,
@@ -447,7 +461,7 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
 
     def _means_of_known(self, x: Tensor, known: Tensor) -> Tensor:
         """Means of all hidden layers given the known entries of rows, side by side."""
-        energy, layers = self.energy_, self._blueprint.layers
+        energy, layers = self.energy_, self._recipe.family.layers
         generator = torch.Generator(x.device).manual_seed(self.net_.seed_)
         row, mask = self._beside(x, known)
         between, whole = hidden_means(energy, energy.base, row, mask, N_MEAN_STEPS, generator)
@@ -498,8 +512,8 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
         check_is_fitted(self)
         if n_outputs is not None:
             whole_number("n_outputs", n_outputs, 1)
-        first, *others = recognition_maps(self.energy_, self._blueprint.layers)
-        return sigmoid_network([first.on_columns(self._blueprint.table), *others], n_outputs)
+        first, *others = recognition_maps(self.energy_, self._recipe.family.layers)
+        return sigmoid_network([first.on_columns(self._recipe.table), *others], n_outputs)
 
     # ---------------------------------------------------------------- fitted attributes
 
@@ -513,25 +527,25 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
     def weights_(self) -> list[np.ndarray]:
         """W_l of the layers from below, (n_units, n_units_below)."""
         check_is_fitted(self)
-        return self._arrays(self._blueprint.layers.weights(self.energy_))
+        return self._arrays(self._recipe.family.layers.weights(self.energy_))
 
     @property
     def intercepts_(self) -> list[np.ndarray]:
         """Biases of all layers, that of x first."""
         check_is_fitted(self)
-        return self._arrays(self._blueprint.layers.biases(self.energy_))
+        return self._arrays(self._recipe.family.layers.biases(self.energy_))
 
     @property
     def layer_sizes_(self) -> tuple[int, ...]:
         """Entries of x and numbers of units of the hidden layers."""
         check_is_fitted(self)
-        return self._blueprint.layers.sizes
+        return self._recipe.family.layers.sizes
 
     @property
     def bound_kind_(self) -> str:
         """``"exact"`` where hidden layers are summed out, else ``"lower"``."""
         check_is_fitted(self)
-        return "exact" if self._blueprint.is_exact else "lower"
+        return "exact" if enumerates_hidden(self._recipe.family.layers) else "lower"
 
 
 def hidden_sizes(asked: Any) -> tuple[int, ...]:

@@ -46,7 +46,7 @@ class ContrastiveDivergenceDensity(NeuralDensity):
         One entry per epoch: ``train_loss`` and ``energy_gap``, both mean E(data) - mean E(chains);
         ``gain_over_base``, the estimated mean log-likelihood ratio to the base, in nats;
         ``acceptance``; learning rate, seconds.
-    <<n_iter_, sampler_, n_features_in_>>
+    <<converged_, n_iter_, sampler_, n_features_in_>>
 
     See Also
     --------

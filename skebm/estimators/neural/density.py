@@ -19,11 +19,12 @@ from skebm.estimators.base import (
     assign_parameters,
     validate_coded,
 )
-from skebm.estimators.neural.blueprint import (
+from skebm.estimators.neural.family import (
     CONFIGS,
     NEURAL_CONSTRAINTS,
     SIGMA,
-    NeuralBlueprint,
+    NeuralFamily,
+    NeuralRecipe,
     asks_for_bits,
     learn_any_table,
     learn_column_table,
@@ -38,6 +39,7 @@ from skebm.estimators.neural.objectives import (
     TrainingStart,
     objective_of,
 )
+from skebm.estimators.recipe import Recipe
 from skebm.estimators.tables.bases import COLUMN_BASES, REAL_BASES, MixtureBase
 from skebm.estimators.tables.blocks import has_only_bits
 from skebm.estimators.tables.columns import Coding
@@ -122,7 +124,7 @@ class NeuralDensity(NeuralMixin, BaseDensity):
     history_ : list of dict
         One entry per epoch: losses and what else the objective tells, ``gain_over_base``, the
         estimated mean log-likelihood ratio to the base, in nats; learning rate, seconds.
-    <<n_iter_, sampler_, n_features_in_>>
+    <<converged_, n_iter_, sampler_, n_features_in_>>
 
     See Also
     --------
@@ -170,7 +172,7 @@ class NeuralDensity(NeuralMixin, BaseDensity):
     # their names of parameters that have other ones here or in the objective.
     _kind: ClassVar[type[NeuralObjective] | None] = None
     _names: ClassVar[dict[str, str]] = {}
-    _blueprint: NeuralBlueprint
+    _recipe: NeuralRecipe
     _first_objective: NeuralObjective
     _coding: Coding | None
 
@@ -284,7 +286,7 @@ class NeuralDensity(NeuralMixin, BaseDensity):
 
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
-    ) -> NeuralBlueprint:
+    ) -> NeuralRecipe:
         objective, base = self._training_objective(), self._setting("base")
         objective.check(self)
         if before is None:
@@ -292,11 +294,8 @@ class NeuralDensity(NeuralMixin, BaseDensity):
             known, (bases, noise) = None, objective.fit_bases(self, base, rows, table)
         else:
             objective.check_goes_on(self._first_objective)
-            known, bases, noise = (
-                self._blueprint.rule,
-                self._blueprint.bases,
-                self._blueprint.noise,
-            )
+            last, bases = self._recipe.family, self._recipe.base
+            known, noise = last.rule, last.noise
         plan = neural_plan(
             self,
             rows.n_table,
@@ -305,16 +304,8 @@ class NeuralDensity(NeuralMixin, BaseDensity):
             optimizer_settings=objective.optimizer_settings(self),
         )
         start = TrainingStart(rows, table, plan, base, bases, noise, known, before)
-        rule = objective.rule(self, start)
-        return NeuralBlueprint(
-            table=table,
-            plan=plan,
-            rule=rule,
-            network_config=network_of(self),
-            bases=bases,
-            noise=noise,
-            levels=rule.levels,
-        )
+        family = NeuralFamily(objective.rule(self, start), network_of(self), noise)
+        return Recipe(table, plan, bases, family)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -84,7 +84,7 @@ class FlowContrastiveDensity(NeuralDensity):
         that are classified correctly; ``gain_over_base`` and ``flow_gain``, the mean log-likelihood
         ratios of the energy (an estimate) and the trained flow to the flow fitted by maximum
         likelihood, in nats; learning rate of the energy, seconds.
-    <<n_iter_, sampler_, n_features_in_>>
+    <<converged_, n_iter_, sampler_, n_features_in_>>
 
     See Also
     --------

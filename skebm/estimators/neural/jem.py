@@ -25,7 +25,7 @@ from skebm.estimators.classifiers import (
     class_weights,
     codes_of,
 )
-from skebm.estimators.neural.blueprint import (
+from skebm.estimators.neural.family import (
     BASE,
     CONFIGS,
     DOMAIN,
@@ -33,7 +33,8 @@ from skebm.estimators.neural.blueprint import (
     POLICIES,
     SIGMA,
     ChainRule,
-    NeuralBlueprint,
+    NeuralFamily,
+    NeuralRecipe,
     asks_for_bits,
     fit_any_bases,
     learn_any_table,
@@ -43,6 +44,7 @@ from skebm.estimators.neural.blueprint import (
     policy_for,
     policy_with_chains,
     sampler_of,
+    takes_noise_off,
     validation_options,
 )
 from skebm.estimators.neural.model import NeuralMixin
@@ -52,6 +54,7 @@ from skebm.estimators.neural.sampling import (
     chains_at_temperature,
     draw_by_chains,
 )
+from skebm.estimators.recipe import Recipe
 from skebm.estimators.tables.table import Table
 from skebm.objectives import JointLikelihood
 from skebm.objectives.joint import FORMS, likeliest_power
@@ -185,11 +188,12 @@ class JointRule(ChainRule):
         joint: Any = network
         return network if self.power == 1 else joint.at(self.power)
 
-    def after_training(self, blueprint: NeuralBlueprint, net: EnergyNet, rows: Rows) -> JointRule:
+    def after_training(self, recipe: NeuralRecipe, net: EnergyNet, rows: Rows) -> JointRule:
         if self.settings.power != "auto" or net.streaming:
             return self
-        energy = blueprint.energy(net.module_.energy.eval())
-        return replace(self, power=choose_power(blueprint, energy, rows, net.validation))
+        energy = recipe.family.energy(recipe, net.module_.energy.eval())
+        noise = None if takes_noise_off(recipe) else recipe.family.sigma
+        return replace(self, power=choose_power(noise, energy, rows, net.validation))
 
     def network(self, config: Any, spec: Spec) -> nn.Module:
         spec = spec._replace(n_classes=self.n_classes, whitening=None)
@@ -245,10 +249,12 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
 
     Parameters
     ----------
-    network : config object, callable, nn.Module or None, default=None
+    network : config object, class, callable, nn.Module or None, default=None
         Network that maps rows (n, ...) to logits (n, K). None is :class:`skebm.energies.MLP`;
-        :class:`skebm.energies.Conv` takes images (n, C, H, W). A callable builds a module from a
-        :class:`skebm.energies.Spec`, whose ``n_classes`` is K; a module is copied with its weights.
+        :class:`skebm.energies.Conv` takes images (n, C, H, W). A class or callable builds a module
+        from ``n_features`` and ``n_classes``, or from a :class:`skebm.energies.Spec`, and its other
+        arguments are ``network__<name>`` (:class:`skebm.energies.NetworkOf`); a module is copied
+        with its weights.
     objective : {"factored", "joint"} or Hybrid, default="factored"
         Cross-entropy plus `generative_weight` times :math:`-\log p(x)`, or a joint likelihood of
         rows and classes; settings of noise, power, augmentation, sharpness-aware minimisation and
@@ -310,6 +316,8 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
         One entry per epoch: ``cross_entropy`` and ``accuracy`` on a hundred training rows (no
         accuracy if none of these has a label); ``train_loss``; ``energy_gap``, ``gain_over_base``
         and ``acceptance`` as in :class:`ContrastiveDivergenceDensity`; learning rate, seconds.
+    converged_ : bool
+        Whether the last fit ended without a :class:`~skebm.base.TrainingWarning`.
     n_iter_, n_restarts_ : int
         Number of epochs, and of roll-backs.
     sampler_, energy_, net_ : Sampler, NeuralEnergy, EnergyNet
@@ -407,7 +415,7 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
 
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
-    ) -> NeuralBlueprint:
+    ) -> NeuralRecipe:
         asked = (
             self.objective if isinstance(self.objective, Hybrid) else Hybrid(form=self.objective)
         )
@@ -420,25 +428,19 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
             kind: dict[str, Any] = {"deconvolve": asked.deconvolve, "stacks": "mixtures"}
             bases, noise = fit_any_bases(self, self.base, rows, table, **kind)
         else:
-            bases, noise = self._blueprint.bases, self._blueprint.noise
+            bases, noise = self._recipe.base, self._recipe.family.noise
         plan = neural_plan(self, rows.n_table, streaming=streaming, most_passes=MOST_PASSES)
-        return NeuralBlueprint(
-            table=table,
-            plan=plan,
-            rule=JointRule(
-                sampler_of(self, table.domain),
-                policy_with_chains(self.chains, min(plan.batch_size, rows.n_table), before),
-                clone(asked),
-                (asked.sigma_anneal, plan.n_batches(rows.n_table) // 2),
-                len(self.classes_),
-                self.generative_weight_,
-                class_weight,
-                1.0 if asked.power == "auto" else float(asked.power),
-            ),
-            network_config=network_of(self),
-            bases=bases,
-            noise=noise,
+        rule = JointRule(
+            sampler_of(self, table.domain),
+            policy_with_chains(self.chains, min(plan.batch_size, rows.n_table), before),
+            clone(asked),
+            (asked.sigma_anneal, plan.n_batches(rows.n_table) // 2),
+            len(self.classes_),
+            self.generative_weight_,
+            class_weight,
+            1.0 if asked.power == "auto" else float(asked.power),
         )
+        return Recipe(table, plan, bases, NeuralFamily(rule, network_of(self), noise))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -449,7 +451,7 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
     def power_(self) -> float:
         """The power of the sum over classes in p(x)."""
         check_is_fitted(self)
-        rule: Any = self._blueprint.rule
+        rule: Any = self._recipe.family.rule
         return float(rule.power)
 
     # ---------------------------------------------------------------- classes
@@ -475,7 +477,7 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
     def _logits_of(self, rows: Rows) -> np.ndarray:
         found = self._map(rows, logits_of).double()
         found = found - (1 - self.power_) * found.logsumexp(1, keepdim=True)
-        return self._blueprint.table.check_finite(found.numpy(), rows, "the logits")
+        return self._recipe.table.check_finite(found.numpy(), rows, "the logits")
 
     # ---------------------------------------------------------------- density
 
@@ -532,14 +534,14 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
             energy, chains = self._energy_of_class(int(code))
             chains = chains_at_temperature(chains, energy, temperature)
             drawn = draw_by_chains(energy, chains, max(n, LEAST_CHAINS), generator, n_steps)
-            found[here] = self._blueprint.table.invert(drawn[:n])
+            found[here] = self._recipe.table.invert(drawn[:n])
         return found
 
     def _energy_of_class(self, code: int) -> tuple[NeuralEnergy, Chains]:
         """The energy of p(x | y), and chains that start at rows weighted by their p(y | x)."""
         energy = self.energy_
         network: Any = energy.network
-        shape = self._blueprint.table.image_shape
+        shape = self._recipe.table.image_shape
         given = NeuralEnergy(network.given(code), energy.domain, energy.base, image_shape=shape)
         given = given.eval()
 
@@ -559,9 +561,9 @@ def logits_of(energy: NeuralEnergy, x: Tensor) -> Tensor:
 
 
 def choose_power(
-    blueprint: NeuralBlueprint, energy: NeuralEnergy, rows: Rows, held_out: Rows | None
+    noise: Tensor | None, energy: NeuralEnergy, rows: Rows, held_out: Rows | None
 ) -> float:
-    """The likeliest power of a model, by held-out rows, or by those of training."""
+    """The likeliest power of a model of rows with noise, by held-out or else training rows."""
     monitor = LogPartitionMonitor.of(energy)
     if monitor is None:
         return 1.0  # without a base there is nothing to go back to
@@ -572,7 +574,6 @@ def choose_power(
     if held_out is None and rows.total_weight < fewest_judged:
         return 0.0
     validation_rows = rows if held_out is None else held_out
-    noise = None if blueprint.takes_noise_off else blueprint.sigma
     generator = torch.Generator(validation_rows.device).manual_seed(0)
 
     def total(x: Tensor) -> Tensor:

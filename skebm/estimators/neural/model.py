@@ -17,7 +17,7 @@ from skebm.base import Mixed, Sampler
 from skebm.base.sampler import whole_number
 from skebm.distributions import Distribution
 from skebm.estimators.base import PartitionMixin
-from skebm.estimators.neural.blueprint import NeuralBlueprint
+from skebm.estimators.neural.family import NeuralRecipe, derivatives
 from skebm.estimators.neural.sampling import (
     BLOCK,
     LEAST_CHAINS,
@@ -35,7 +35,8 @@ from skebm.estimators.tables.units import Units
 class NeuralMixin(PartitionMixin):
     """Methods of a model that is a network beside a base, density or classifier."""
 
-    _blueprint: NeuralBlueprint
+    _recipe: NeuralRecipe
+    _takes_images = True  # of networks for them
 
     # ---------------------------------------------------------------- gradients
 
@@ -54,7 +55,7 @@ class NeuralMixin(PartitionMixin):
             In nats per unit of each column; zero outside the bounds.
         """
         check_is_fitted(self)
-        table = self._blueprint.table
+        table = self._recipe.table
         if table.discrete:
             raise ValueError(
                 f"There are no gradients of log p over {table.domain}: score_function needs real "
@@ -73,8 +74,8 @@ class NeuralMixin(PartitionMixin):
 
     def _score_and_laplacian(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
         """Gradient and Laplacian of log p, for :mod:`skebm._densities`."""
-        energy = self._blueprint.scoring_energy(self.energy_)
-        grad, second = self._blueprint.derivatives(self._rows(X), energy, weighted=False)
+        rows, energy = self._rows(X), self._scoring_energy()
+        grad, second = derivatives(self._recipe.table, rows, energy, weighted=False)
         return -grad, -second
 
     # ---------------------------------------------------------------- rows
@@ -85,7 +86,7 @@ class NeuralMixin(PartitionMixin):
         """Rows of the model at a temperature, or given some of their columns."""
         self._check_draws(n_samples, n_steps, temperature)
         generator, n = self._generator(random_state), max(n_samples, LEAST_CHAINS)
-        energy, table = self.energy_, self._blueprint.table
+        energy, table = self.energy_, self._recipe.table
         chains = chains_at_temperature(self._chains(), energy, temperature)
         if given is None:
             return table.invert(draw_by_chains(energy, chains, n, generator, n_steps)[:n_samples])
@@ -130,7 +131,7 @@ class NeuralMixin(PartitionMixin):
         check_is_fitted(self)
         whole_number("n_steps", n_steps, 1)
         X = self._validate(X, ensure_all_finite="allow-nan")
-        rows, table = self._rows_of(X), self._blueprint.table
+        rows, table = self._rows_of(X), self._recipe.table
         x = rows.block(0, len(rows))
         incomplete = x.isnan().any(1).nonzero().ravel()
         if len(incomplete):
@@ -143,12 +144,12 @@ class NeuralMixin(PartitionMixin):
 
     def _chains(self) -> Chains:
         """Sampler and starting points of the chains of the fitted model."""
-        blueprint, net = self._blueprint, self.net_
-        known = blueprint.rule.rows_near_model(net)
+        rule, net = self._recipe.family.rule, self.net_
+        known = rule.rows_near_model(net)
         if known is None:
             known = torch.as_tensor(self._reference)
-        proposal = blueprint.rule.proposal(self.energy_, net)
-        return Chains(blueprint.rule.final_sampler(net), proposal, known)
+        proposal = rule.proposal(self.energy_, net)
+        return Chains(rule.final_sampler(net), proposal, known)
 
     # ---------------------------------------------------------------- denoising
 
@@ -193,7 +194,7 @@ class NeuralMixin(PartitionMixin):
         .. [1] Efron (2011), "Tweedie's formula and selection bias", JASA 106(496), equation 2.8.
         """
         check_is_fitted(self)
-        table = self._blueprint.table
+        table = self._recipe.table
         if isinstance(table.domain, Mixed):
             raise ValueError(
                 "denoise is for rows of one kind of columns, numbers, bits or categories, and "
@@ -215,8 +216,9 @@ class NeuralMixin(PartitionMixin):
 
     def _denoise_real(self, X: Any, noise_level: float | None) -> np.ndarray:
         """Posterior mean by Tweedie's formula, with the density of noisy rows."""
-        rows, table = self._rows(X), self._blueprint.table
-        noisy = self._blueprint.noisy_energy(self.net_.module_.energy.eval())
+        rows, table = self._rows(X), self._recipe.table
+        recipe = self._recipe
+        noisy = recipe.family.noisy_energy(recipe, self._energy_of_net)
         several = getattr(noisy, "noise_levels", None) is not None
         sigma = self._noise_to_remove(noise_level)
 
@@ -230,7 +232,7 @@ class NeuralMixin(PartitionMixin):
 
     def _noise_to_remove(self, noise_level: float | None) -> Tensor:
         """Noise to remove, in units of the energy; `ValueError` for a level not trained on."""
-        levels, sigma = self._blueprint.levels, self._noise_of_model()
+        levels, sigma = self._recipe.family.rule.levels, self._noise_of_model()
         if noise_level is None:
             if sigma is None:
                 raise ValueError(
@@ -253,10 +255,10 @@ class NeuralMixin(PartitionMixin):
 
     def _noise_of_model(self) -> Tensor | None:
         """The noise level of the density that the model is; the smallest of several."""
-        blueprint = self._blueprint
-        if blueprint.levels is not None:
-            return torch.tensor(blueprint.levels[0], dtype=torch.float64)
-        return blueprint.sigma if blueprint.rule.knows_noise else None
+        family = self._recipe.family
+        if family.rule.levels is not None:
+            return torch.tensor(family.rule.levels[0], dtype=torch.float64)
+        return family.sigma if family.rule.knows_noise else None
 
     # ---------------------------------------------------------------- attributes
 
@@ -264,34 +266,34 @@ class NeuralMixin(PartitionMixin):
     def sampler_(self) -> Sampler:
         """Sampler of the chains."""
         check_is_fitted(self)
-        return self._blueprint.rule.final_sampler(self.net_)
+        return self._recipe.family.rule.final_sampler(self.net_)
 
     @property
     def sigma_(self) -> Any:
         """Noise level of training, in the units of `sigma`; smallest and largest of several."""
         check_is_fitted(self)
-        blueprint = self._blueprint
-        if blueprint.levels is not None:
-            return blueprint.levels
-        return None if blueprint.noise is None else blueprint.noise.astype(np.float64)
+        family = self._recipe.family
+        if family.rule.levels is not None:
+            return family.rule.levels
+        return None if family.noise is None else family.noise.astype(np.float64)
 
     @property
     def base_(self) -> Distribution | None:
         """The fitted base, in the units of the energy."""
         check_is_fitted(self)
-        return self._blueprint.bases.clean
+        return self._recipe.base.clean
 
     @property
     def units_(self) -> Units:
         """Centres and scales of the columns."""
         check_is_fitted(self)
-        return self._blueprint.table.units
+        return self._recipe.table.units
 
     @property
     def row_shape_(self) -> tuple[int, ...]:
         """Shape of a row."""
         check_is_fitted(self)
-        return self._blueprint.table.row_shape
+        return self._recipe.table.row_shape
 
 
 @contextlib.contextmanager

@@ -90,7 +90,7 @@ class NCEDensity(NeuralDensity):
         that are classified correctly (by the best of several bridges); ``gain_over_base``, the
         estimated mean log-likelihood ratio to the noise in nats (not with several bridges);
         learning rate, seconds.
-    <<n_iter_, sampler_, n_features_in_>>
+    <<converged_, n_iter_, sampler_, n_features_in_>>
 
     See Also
     --------
@@ -156,14 +156,14 @@ class NCEDensity(NeuralDensity):
     def n_bridges_(self) -> int:
         """Number of networks between noise and data."""
         check_is_fitted(self)
-        rule: Any = self._blueprint.rule
+        rule: Any = self._recipe.family.rule
         return rule.n_bridges
 
     @property
     def log_partition_learned_(self) -> float:
         """log Z as learned by the classifier, in nats; nan with ``form="ranking"``."""
         check_is_fitted(self)
-        rule: Any = self._blueprint.rule
+        rule: Any = self._recipe.family.rule
         if rule.form == "ranking":
             return math.nan
         module: Any = self.net_.module_
@@ -193,7 +193,7 @@ class NCEDensity(NeuralDensity):
         Gutmann and Hyvärinen (2012), "Noise-contrastive estimation of unnormalized statistical
         models, with applications to natural image statistics", JMLR 13, equation 6.
         """
-        rows, rule = self._rows(X), cast(Any, self._blueprint.rule)
+        rows, rule = self._rows(X), cast(Any, self._recipe.family.rule)
         log_z = self.log_partition_ if rule.form == "ranking" else self.log_partition_learned_
         correction = self._map(rows, lambda energy, x: energy.correction(x)).double().numpy()
         found: np.ndarray = expit(-correction - log_z - math.log(rule.noise_ratio))

@@ -23,12 +23,14 @@ class ScoreMatchingDensity(NeuralDensity):
 
     Parameters
     ----------
-    network : config object, callable, nn.Module or None, default=None
-        Network f, which maps rows (n, ...) to one number per row, (n,), and must be twice
+    network : config object, class, callable, nn.Module or None, default=None
+        Network f, which maps rows (n, ...) to one number per row, (n,) or (n, 1), and must be twice
         differentiable for the objectives with second derivatives. None is
         :class:`skebm.energies.MLP`, whose parameters can be searched over by ``network__<name>``.
-        :class:`skebm.energies.Conv` takes images (n, C, H, W). A callable builds a module from a
-        :class:`skebm.energies.Spec`; a module is copied with its weights.
+        :class:`skebm.energies.Conv` takes images (n, C, H, W). A class or callable builds a module
+        from a :class:`skebm.energies.Spec` or the number of columns, and its other arguments are
+        ``network__<name>`` (:class:`skebm.energies.NetworkOf`); a module is copied with its
+        weights.
     objective : {"denoising", "exact", "sliced", "multiscale"} or Sliced, default="denoising"
         ``"denoising"``: denoising score matching [2]_, which fits the density of rows with noise of
         level `sigma`; it is the cheapest, and bounded below on any data. ``"exact"``: score
@@ -76,7 +78,7 @@ class ScoreMatchingDensity(NeuralDensity):
     history_ : list of dict
         One entry per epoch: losses (0 for a flat energy); ``gain_over_base``, the estimated mean
         log-likelihood ratio to the base, in nats; learning rate, seconds.
-    <<n_iter_, sampler_, n_features_in_>>
+    <<converged_, n_iter_, sampler_, n_features_in_>>
 
     See Also
     --------

@@ -2,5 +2,6 @@
 
 from skebm.estimators.outlier.detector import EnergyOutlierDetector
 from skebm.estimators.outlier.explanations import Explanation
+from skebm.estimators.outlier.product import ProductOfDensities
 
-__all__ = ["EnergyOutlierDetector", "Explanation"]
+__all__ = ["EnergyOutlierDetector", "Explanation", "ProductOfDensities"]

@@ -35,6 +35,9 @@ from skebm._validation import (
     set_seeds,
     warn,
 )
+from skebm.base import DataWarning, LikelihoodWarning, SettingWarning
+from skebm.base.processes import without_warnings
+from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import (
     atomic,
     non_default_parameters,
@@ -56,7 +59,6 @@ from skebm.estimators.outlier.fitting import (
     Copies,
     Split,
     default_estimator,
-    each_warning_once,
     fit_model,
     fold_splits,
     for_each_model,
@@ -108,7 +110,9 @@ def _has_likelihood(detector: EnergyOutlierDetector) -> bool:
     return True
 
 
-class EnergyOutlierDetector(SourceMixin, OutlierMixin, MetaEstimatorMixin, BaseEstimator):
+class EnergyOutlierDetector(
+    DocLinkMixin, SourceMixin, OutlierMixin, MetaEstimatorMixin, BaseEstimator
+):
     r"""Outlier detector from any density or score, with conformal p-values.
 
     Rows are ranked by a statistic, by default their log density, which is minus their energy up to
@@ -444,8 +448,7 @@ class EnergyOutlierDetector(SourceMixin, OutlierMixin, MetaEstimatorMixin, BaseE
             if self.random_state is not None:
                 set_seeds(model, random)
             calls.append((fit_model, model, X, y, params, rows, self.trim, seed))
-        with each_warning_once():
-            fitted = for_each_model(calls, "fit", self.n_jobs, self.verbose)
+        fitted = for_each_model(calls, "fit", self.n_jobs, self.verbose)
         self.n_trimmed_ = sum(n_far for _, n_far in fitted)
         return [model for model, _ in fitted], [held_out for _, held_out in splits]
 
@@ -507,14 +510,14 @@ class EnergyOutlierDetector(SourceMixin, OutlierMixin, MetaEstimatorMixin, BaseE
             warn(
                 f"contamination='auto' means {DEFAULT_LEVEL}, but {threshold.n_rows} calibration "
                 f"rows allow no level below {threshold.level:.3g}, which is used instead.",
-                UserWarning,
+                SettingWarning,
             )
         value = threshold.offset([0.0] * len(self.estimators_))
         if not math.isfinite(value):
             warn(
                 f"The threshold is {value}: more than {threshold.level:.3g} of the rows compared "
                 "with have that value, so they cannot be discriminated from outliers.",
-                UserWarning,
+                DataWarning,
             )
 
     @available_if(_takes_more_rows)
@@ -592,7 +595,8 @@ class EnergyOutlierDetector(SourceMixin, OutlierMixin, MetaEstimatorMixin, BaseE
         check_is_fitted(self)
         if self._param("statistic") != "log_density":
             return self._threshold.offset([0.0] * len(self.estimators_))
-        return self._threshold.offset([log_normaliser(model) for model in self.estimators_])
+        with without_warnings(LikelihoodWarning):
+            return self._threshold.offset([log_normaliser(model) for model in self.estimators_])
 
     # ---------------------------------------------------------------- rows
 
@@ -641,9 +645,10 @@ class EnergyOutlierDetector(SourceMixin, OutlierMixin, MetaEstimatorMixin, BaseE
         if len(self.estimators_) > 1:
             return self.decision_function(X) + self.offset_
         statistic = self._param("statistic")
-        return measure(
-            log_density if statistic == "log_density" else statistic, self.estimators_[0], X
-        )
+        with without_warnings(LikelihoodWarning):  # log Z moves all rows alike
+            return measure(
+                log_density if statistic == "log_density" else statistic, self.estimators_[0], X
+            )
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Statistic minus the threshold: negative for outliers. Needs no log Z.

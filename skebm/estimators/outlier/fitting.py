@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import re
-from collections.abc import Iterator
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -13,10 +10,10 @@ import numpy as np
 from sklearn.model_selection import KFold, check_cv
 from sklearn.pipeline import make_pipeline
 
-from skebm._validation import n_rows, take_fit_params, take_rows, warn
-from skebm.base.processes import Workers, collect_warnings, progress_bar
+from skebm._validation import n_rows, take_fit_params, take_rows
+from skebm.base.processes import Workers, progress_bar
+from skebm.estimators.outlier.product import ProductOfDensities
 from skebm.estimators.outlier.trimming import far_rows
-from skebm.estimators.product import ProductOfDensities
 from skebm.estimators.tables.encoding import TableEncoder
 from skebm.training.distributed import shows_progress
 from skebm.training.streams import some_rows
@@ -24,8 +21,6 @@ from skebm.training.streams import some_rows
 # Minimum number of calibration rows with "auto", in units of 1 / level: the rate of false alarms of
 # one fit then has a standard deviation of about a third of the level.
 ENOUGH = 10
-# What warnings about several folds may differ in: a list of columns, or a number.
-NUMBERS = re.compile(r"\[[\d, ]*\]|[-+]?\d+(\.\d+)?(e[-+]?\d+)?")
 # Rows that an estimator is fitted to, at least.
 LEAST_ROWS = 2
 
@@ -116,19 +111,6 @@ def fold_splits(cv: Any, n: int, random: np.random.RandomState) -> list[Split]:
             "need a splitter, such as KFold, that leaves every row out exactly once."
         )
     return splits
-
-
-@contextlib.contextmanager
-def each_warning_once() -> Iterator[None]:
-    """Repeat the warnings of a block of fits after it, once if they differ in numbers only.
-
-    Folds have much in common: what is true of one, such as a constant column, is true of most.
-    """
-    with collect_warnings() as caught:
-        yield
-    said = {(one.category, NUMBERS.sub("", str(one.message))): one for one in reversed(caught)}
-    for one in reversed(said.values()):
-        warn(one.message, one.category)
 
 
 def fit_model(

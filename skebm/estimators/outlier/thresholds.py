@@ -13,6 +13,7 @@ import numpy as np
 from scipy.stats import false_discovery_control
 
 from skebm._validation import warn
+from skebm.base import DataWarning
 from skebm.estimators.base import upper_quantile
 from skebm.estimators.tables.gross import gross_of
 
@@ -257,6 +258,6 @@ def benjamini_hochberg(p_values: np.ndarray, n_calibration: float, fdr: float) -
             f"Nothing was selected: with {n_calibration:g} calibration rows and fdr={fdr:g}, at "
             f"least {at_once} of the {len(p_values)} rows must be more abnormal than all of these "
             "at once. With smaller batches or more calibration rows, fewer outliers suffice.",
-            UserWarning,
+            DataWarning,
         )
     return found

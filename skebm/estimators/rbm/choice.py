@@ -70,7 +70,7 @@ class ValidationFits:
     fit : callable
         ``fit(name, rows)``: the named base of some rows.
     plan : callable
-        ``plan(base, chosen, rows)``: the blueprint of a choice.
+        ``plan(base, chosen, rows)``: the recipe of a choice.
     generator : torch.Generator
     net_params : dict or None
         Arguments of the net.
@@ -107,7 +107,7 @@ class ValidationFits:
         # Of far rows the gain may be infinite, which the guard does not keep.
         final = net.guard_.final_gain
         gain = -math.inf if final is None else final.gain
-        most = _or_lost(gain + recipe.mean_of_base(held_out))
+        most = _or_lost(gain + recipe.family.mean_of_base(recipe, held_out))
         if held_out.known is not None:
             return ValidationScore(most, lambda: most)
         energy = net.module_.energy
@@ -130,7 +130,7 @@ class ValidationFits:
             recipe,
             train,
             held_out,
-            recipe.log_ratios,
+            recipe.family.log_ratios(recipe),
             self.generator,
             n_iter=n_iter,
             n_times=n_times,

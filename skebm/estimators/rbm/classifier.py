@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +31,10 @@ from skebm.estimators.classifiers import (
     class_weights,
     codes_of,
 )
-from skebm.estimators.rbm.class_blueprint import (
+from skebm.estimators.rbm.class_family import (
     PRECONDITION,
-    ClassBlueprint,
+    ClassFamily,
+    ClassRecipe,
     class_chains,
     class_plan,
     epochs_by_folds,
@@ -44,6 +44,9 @@ from skebm.estimators.rbm.class_blueprint import (
     weight_of_rows,
 )
 from skebm.estimators.rbm.drawing import LayersMixin, draw_visible
+from skebm.estimators.rbm.family import GibbsChains
+from skebm.estimators.rbm.safety import N_HELD_OUT
+from skebm.estimators.recipe import Recipe
 from skebm.estimators.tables.bases import COLUMN_BASES, check_base_stays
 from skebm.estimators.tables.table import Table, fit_table_base, learn_columns
 from skebm.objectives import Centering, Penalty
@@ -137,9 +140,9 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
         log Z is not estimated; `score_samples` is then -E(x).
     sampler : Sampler or None, default=None
         Sampler of p(x); None is :class:`skebm.samplers.Gibbs`.
-    device : str, default="auto"
-        ``"auto"`` is a GPU if there is one.
-    dtype : {"float32", "float64"}, default="float32"
+    device : str or int, default="auto"
+        ``"auto"`` is a GPU if there is one; ``"gpu"`` is one, a number k the GPU ``"cuda:k"``.
+    dtype : {"float32", "float64"} or type, default="float32"
         Precision of the computation.
     <<net_params>>
 
@@ -163,6 +166,8 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
         One entry per epoch: ``cross_entropy`` and ``accuracy`` on a hundred training rows (no
         accuracy if none of these has a label); energy gap, reconstruction error; learning rate,
         seconds.
+    converged_ : bool
+        Whether the last fit ended without a :class:`~skebm.base.TrainingWarning`.
     n_iter_, n_restarts_ : int
         Number of epochs, and number of roll-backs.
     energy_, net_ : ClassRBM, EnergyNet
@@ -216,7 +221,7 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
         "optimizer": lambda value, names: SGD(),
         "early_stopping": lambda value, names: EarlyStopping(),
     }
-    _blueprint: ClassBlueprint
+    _recipe: ClassRecipe
     _density_alone = "RBMEstimator"
 
     def __init__(
@@ -259,7 +264,7 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
 
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
-    ) -> ClassBlueprint:
+    ) -> ClassRecipe:
         weight, seed = weight_of_rows(self.objective, self.generative_weight), None
         if before is None:
             if is_judged_in_fit(self, weight, rows, streaming=streaming):
@@ -267,7 +272,7 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
             base = fit_table_base(self.base, rows, table)
             name = self.base if isinstance(self.base, str) else None
         else:
-            base, name = self._blueprint.base, self._blueprint.base_name
+            base, name = self._recipe.base, self._recipe.base_name
             check_base_stays(self.base, base, name)
         all_bits = all(isinstance(part, Binary) for part in parts_of(table.domain))
         plan = class_plan(self, weight, rows, all_bits=all_bits, streaming=streaming)
@@ -280,35 +285,31 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
         )
         if self.penalty is not None:
             self.penalty.check()
-        found = ClassBlueprint(
-            table=table,
-            plan=plan,
-            base=base,
-            base_name=name,
+        sampler = None if self.sampler is None else clone(self.sampler)
+        family = ClassFamily(
             n_hidden=n_hidden,
             n_classes=len(self.classes_),
             generative_weight=weight,
             class_weight=class_weights(self.class_weight, self.classes_, rows),
-            sampler=None if self.sampler is None else clone(self.sampler),
-            chains=class_chains(self.chains, plan.batch_size),
+            chains=GibbsChains(sampler, class_chains(self.chains, plan.batch_size)),
             centering=self._centering(),
             penalty=None if self.penalty is None else clone(self.penalty),
-            guard_seed=seed,
             p_is_base=not weight,
         )
+        more: dict[str, Any] = {"n_guards": N_HELD_OUT, "guard_seed": seed}
+        found = Recipe(table, plan, base, family, base_name=name, **more)
         return found if before is not None or streaming else self._by_trials(found, rows)
 
-    def _by_trials(self, found: ClassBlueprint, rows: Rows) -> ClassBlueprint:
-        """The blueprint with the number of epochs, and what p(x) is, that parts of rows choose."""
+    def _by_trials(self, found: ClassRecipe, rows: Rows) -> ClassRecipe:
+        """The recipe with the number of epochs, and what p(x) is, that parts of rows choose."""
         if takes_folds(self, rows):
             generator = torch.Generator(rows.device).manual_seed(draw_seed(self.random_state_))
-            n_iter = epochs_by_folds(found, rows, generator, self.net_params)
-            found = replace(found, plan=replace(found.plan, n_iter=n_iter))
+            found = found.with_epochs(epochs_by_folds(found, rows, generator, self.net_params))
         by_fit = (
             found.guard_seed is not None
             or fraction_of_early_stopping(self.early_stopping) is not None
         )
-        if found.p_is_base or by_fit:
+        if found.family.p_is_base or by_fit:
             return found
         base_of = functools.partial(fit_table_base, self.base, table=found.table)
         return p_by_trial(found, base_of, rows, draw_seed(self.random_state_), self.net_params)
@@ -335,7 +336,7 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
         return self._of_rows(X, self._logits_of)
 
     def _logits_of(self, rows: Rows) -> np.ndarray:
-        energy = self._blueprint.scoring_energy(self._energy_of_net)
+        energy = self._scoring_energy(self._energy_of_net)
         found = rows.map(energy.class_logits, energy.domain.n_columns)
         return np.asarray(found.double().numpy())
 
@@ -359,7 +360,7 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
     def _hidden_means(self, X: Any) -> np.ndarray:
         X = self._validate(X)
         rows = self._rows_of(X)
-        energy = self._blueprint.scoring_energy(self._energy_of_net)
+        energy = self._scoring_energy(self._energy_of_net)
         n = energy.n_classes
         features = rows.map(lambda x: energy.hidden(x).mean[:, n:], energy.domain.n_columns)
         found: np.ndarray = features[:, : self._n_features_out].numpy()
@@ -401,7 +402,7 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
             In the units of the data.
         """
         self._check_draws(n_samples, n_steps, temperature)
-        generator, table = self._generator(random_state), self._blueprint.table
+        generator, table = self._generator(random_state), self._recipe.table
         how: dict[str, Any] = {"n_steps": n_steps, "temperature": temperature}
         if y is None:
             return table.invert(self._draw(n_samples, generator, **how))
@@ -428,7 +429,9 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
 
         how: dict[str, Any] = {"n_steps": n_steps, "temperature": temperature}
         rbm = self._energy_of_net.given(code)
-        return draw_visible(rbm, self._blueprint.layer_sampler, starts, n, generator, **how)
+        return draw_visible(
+            rbm, self._recipe.family.chains.layer_sampler, starts, n, generator, **how
+        )
 
     @torch.no_grad()
     def _draws_by_rejection(
@@ -462,13 +465,13 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
     def density_(self) -> str:
         """What p(x) is, the model or the base."""
         check_is_fitted(self)
-        return "base" if self._blueprint.p_is_base else "model"
+        return "base" if self._recipe.family.p_is_base else "model"
 
     @property
     def generative_weight_(self) -> float:
         """Weight of -log p(x) in training."""
         check_is_fitted(self)
-        return self._blueprint.generative_weight
+        return self._recipe.family.generative_weight
 
     @property
     def components_(self) -> np.ndarray:

@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from skebm._validation import check_is_fitted
-from skebm.base import BipartiteEnergy, Clamp, Sampler
+from skebm.base import Binary, BipartiteEnergy, Clamp, Domain, Sampler
+from skebm.base.domains import parts_of
 from skebm.base.sampler import whole_number
 from skebm.distributions import Distribution
 from skebm.energies import Tilted
 from skebm.estimators.base import CategoriesMixin, FeaturesMixin, PartitionMixin, chain_rows
-from skebm.estimators.rbm.blueprint import CHEAP_COST, RBMBlueprint
-from skebm.estimators.rbm.class_blueprint import ClassBlueprint
+from skebm.estimators.rbm.family import CHEAP_COST
 from skebm.estimators.rbm.missing import hidden_means
+from skebm.estimators.recipe import Recipe
 from skebm.estimators.tables.bases import check_power
 from skebm.estimators.tables.frames import as_given
 from skebm.partition import exact_draws
@@ -78,13 +79,13 @@ def draw_visible(
 class LayersMixin(FeaturesMixin, CategoriesMixin, PartitionMixin):
     """What models with layers of hidden units share, whose rows are drawn by Gibbs sampling."""
 
-    _blueprint: RBMBlueprint | ClassBlueprint
+    _recipe: Recipe[Any]
 
     def _draw(
         self, n: int, generator: torch.Generator, n_steps: int = 1000, temperature: float = 1.0
     ) -> Tensor:
         """Rows of the model at a temperature, exact if the states can be enumerated."""
-        sampler, starts = self._blueprint.layer_sampler, self._starts()
+        sampler, starts = self._recipe.family.chains.layer_sampler, self._starts()
         how: dict[str, Any] = {"n_steps": n_steps, "temperature": temperature}
         return draw_visible(self.energy_, sampler, starts, n, generator, **how)
 
@@ -116,13 +117,11 @@ class LayersMixin(FeaturesMixin, CategoriesMixin, PartitionMixin):
     def base_(self) -> Distribution:
         """The fitted base of rows."""
         check_is_fitted(self)
-        return self._blueprint.base
+        return self._recipe.base
 
 
 class LayersDensityMixin(LayersMixin):
     """Samples and imputations of a density, and settings that its fits resolved."""
-
-    _blueprint: RBMBlueprint
 
     def _complete_rows(self, X: Any, method: str) -> Rows:
         """Rows of new X; `ValueError` for missing entries."""
@@ -168,7 +167,7 @@ class LayersDensityMixin(LayersMixin):
         """
         self._check_draws(n_samples, n_steps, temperature)
         drawn = self._draw(n_samples, self._generator(random_state), n_steps, temperature)
-        return self._blueprint.table.invert(drawn)
+        return self._recipe.table.invert(drawn)
 
     @as_given
     def impute(
@@ -214,7 +213,7 @@ class LayersDensityMixin(LayersMixin):
         X = self._validate(X)
         rows, generator = self._rows_of(X), self._generator(random_state)
         made = [self._completions(rows, generator, how, n_steps) for _ in range(n_draws or 1)]
-        tables = [self._blueprint.table.with_imputations(X, x) for x in made]
+        tables = [self._recipe.table.with_imputations(X, x) for x in made]
         return tables[0] if n_draws is None else tables
 
     def _completions(
@@ -234,15 +233,16 @@ class LayersDensityMixin(LayersMixin):
     @torch.no_grad()
     def _impute(self, x: Tensor, how: str, n_steps: int, generator: torch.Generator) -> Tensor:
         """Rows x (n, d) of the energy whose missing entries, nan, are draws, means or modes."""
-        energy, blueprint, known = self.energy_, self._blueprint, ~x.isnan()
+        energy, known = self.energy_, ~x.isnan()
         if how == "sample":
             guess = energy.base.sample(len(x), generator)
             clamp = Clamp(known, torch.nan_to_num(x))
-            state, _ = blueprint.layer_sampler.run(energy, guess, n_steps, generator, clamp=clamp)
+            sampler = self._recipe.family.chains.layer_sampler
+            state, _ = sampler.run(energy, guess, n_steps, generator, clamp=clamp)
             return state.x
         _, mean = hidden_means(energy, energy.base, x, known, max(n_steps, 2), generator)
         if how == "mode":
-            bits = blueprint.bits.to(x.device) & ~known
+            bits = bits_of(energy.domain).to(x.device) & ~known
             mean = torch.where(bits, (mean > 0.5).to(mean), mean)
         return mean
 
@@ -250,27 +250,34 @@ class LayersDensityMixin(LayersMixin):
     def sampler_(self) -> Sampler:
         """Sampler of the chains."""
         check_is_fitted(self)
-        return self._blueprint.chain_sampler
+        found: Sampler = self._recipe.family.chains.training_sampler
+        return found
 
     @property
     def learning_rate_(self) -> float:
         """Initial learning rate; nan with L-BFGS."""
         check_is_fitted(self)
-        plan = self._blueprint
-        return float("nan") if plan.line_search else plan.plan.learning_rate
+        plan = self._recipe.plan
+        return float("nan") if plan.searches else plan.learning_rate
 
     @property
     def batch_size_(self) -> int:
         """Rows per step."""
         check_is_fitted(self)
-        return self._blueprint.plan.batch_size
+        return self._recipe.plan.batch_size
 
     @property
     def n_chains_(self) -> int:
         """Number of persistent chains."""
         check_is_fitted(self)
-        chains = self._blueprint.chains
+        chains = self._recipe.family.chains.policy
         return int(chains.n_chains or 0) if isinstance(chains, Persistent) else self.batch_size_
+
+
+def bits_of(domain: Domain) -> Tensor:
+    """Which entries of a row are bits, (d,)."""
+    parts = parts_of(domain)
+    return torch.cat([torch.full((p.n_columns,), isinstance(p, Binary)) for p in parts])
 
 
 def check_imputation(how: str, n_draws: int | None, n_steps: int) -> None:

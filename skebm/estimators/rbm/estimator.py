@@ -11,7 +11,7 @@ from sklearn.utils.metaestimators import available_if
 from torch import Tensor
 
 from skebm._validation import Interval, MinMax, Options, StrOptions, check_is_fitted
-from skebm.base import BipartiteEnergy, LogLikelihoods
+from skebm.base import Binary, BipartiteEnergy, LogLikelihoods
 from skebm.base.sampler import whole_number
 from skebm.distributions import Distribution
 from skebm.energies import Tilted
@@ -23,8 +23,8 @@ from skebm.estimators.base import (
     assign_parameters,
     chain_rows,
 )
-from skebm.estimators.rbm.blueprint import RBMBlueprint, design_blueprint
 from skebm.estimators.rbm.drawing import BLOCK, LayersDensityMixin
+from skebm.estimators.rbm.family import RBMRecipe, design_recipe
 from skebm.estimators.rbm.hidden import BinaryLayer, HiddenLayer, HiddenUnits
 from skebm.estimators.rbm.missing import hidden_means, log_sums
 from skebm.estimators.tables.bases import COLUMN_BASES
@@ -54,7 +54,7 @@ def _takes_bits(model: RBMEstimator) -> bool:
 
 def _has_bits_only(model: RBMEstimator) -> bool:
     """Whether noise can flip every column; `AttributeError` that says so otherwise."""
-    if model.__sklearn_is_fitted__() and model._blueprint.is_mixed:
+    if model.__sklearn_is_fitted__() and not isinstance(model._recipe.table.domain, Binary):
         raise AttributeError("denoise is for binary columns only, which noise flips.")
     return _takes_bits(model)
 
@@ -225,9 +225,9 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
     sampler : Sampler or None, default=None
         Sampler of binary rows; None is :class:`skebm.samplers.Gibbs`. If chains mix slowly, try
         ``Gibbs(n_collapsed=k)`` for few units, or :class:`skebm.samplers.ParallelTempering`.
-    device : str, default="auto"
-        ``"auto"`` is a GPU if there is one.
-    dtype : {"float32", "float64"}, default="float32"
+    device : str or int, default="auto"
+        ``"auto"`` is a GPU if there is one; ``"gpu"`` is one, a number k the GPU ``"cuda:k"``.
+    dtype : {"float32", "float64"} or type, default="float32"
         Precision of the computation; outputs of `transform` have that of X.
     <<net_params>>
 
@@ -249,6 +249,8 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
     <<log_partition, offset_>>
     history_ : list of dict
         One entry per epoch: losses, energy gap, reconstruction error, learning rate, seconds.
+    converged_ : bool
+        Whether the last fit ended without a :class:`~skebm.base.TrainingWarning`.
     n_iter_, n_restarts_ : int
         Number of epochs, including those of earlier warm starts and of `partial_fit`, and number of
         roll-backs.
@@ -348,7 +350,7 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
         "optimizer": lambda value, names: SGD(),
         "early_stopping": lambda value, names: EarlyStopping(),
     }
-    _blueprint: RBMBlueprint
+    _recipe: RBMRecipe
 
     def __init__(
         self,
@@ -398,7 +400,7 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
     def _kind(self) -> type[HiddenUnits]:
         """Kind of the hidden units of the model, or of the next one if there is none."""
         fitted = self.__sklearn_is_fitted__()
-        return type(self._blueprint.units) if fitted else self._hidden.kind
+        return type(self._recipe.family.units) if fitted else self._hidden.kind
 
     # ---------------------------------------------------------------- hooks of the base class
 
@@ -415,12 +417,12 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
 
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
-    ) -> RBMBlueprint:
-        return design_blueprint(self, rows, table, before, streaming=streaming)
+    ) -> RBMRecipe:
+        return design_recipe(self, rows, table, before, streaming=streaming)
 
     @property
     def _n_features_out(self) -> int:
-        return self._blueprint.units.n_features
+        return self._recipe.family.units.n_features
 
     # ---------------------------------------------------------------- energies and likelihoods
 
@@ -475,10 +477,11 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
 
     def _sums_over_missing(self, rows: Rows, known: Tensor, some: Tensor) -> tuple[np.ndarray, ...]:
         """log of the sum of exp(-E) over missing entries of some rows, in the units of the data."""
-        energy, table, index = self.energy_, self._blueprint.table, some.nonzero().ravel()
+        energy, table, index = self.energy_, self._recipe.table, some.nonzero().ravel()
         generator = torch.Generator(known.device).manual_seed(self.net_.seed_)
-        base = self._blueprint.partition_input("base", energy, self.net_, known)
-        found = log_sums(energy, base, rows.take(index), known[index], table.groups, generator)
+        found = log_sums(
+            energy, energy.base, rows.take(index), known[index], table.groups, generator
+        )
         parts = found.value, found.std_error, found.exact
         value, error, exact = (part.cpu().numpy() for part in parts)
         return value - table.log_volumes(known[index].cpu().numpy()), error, exact
@@ -503,8 +506,7 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
         Besag (1975), "Statistical analysis of non-lattice data", The Statistician 24(3).
         """
         rows = self._complete_rows(X, "pseudo_likelihood")
-        energy = self._blueprint.scoring_energy(self.energy_)
-        return self._blueprint.proper_score(rows, energy).double().numpy()
+        return self._proper_scores(rows).double().numpy()
 
     def joint_energy(self, X: Any, H: Any, S: Any = None) -> np.ndarray:
         r"""Energy of rows with given states of the hidden layer, E(x, h) or E(x, h, s), in nats.
@@ -534,7 +536,7 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
         theory".
         """
         check_is_fitted(self)
-        rows, units = self._complete_rows(X, "joint_energy"), self._blueprint.units
+        rows, units = self._complete_rows(X, "joint_energy"), self._recipe.family.units
         states = units.states(H, S, len(rows))
         field = self._map(rows, lambda energy, x: energy.hidden_field(x).flatten(1))
         free = self._energies(rows)
@@ -568,7 +570,7 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
 
     def _hidden_means(self, X: Any) -> np.ndarray:
         X = self._validate(X)
-        rows, n, means = self._rows_of(X), self._n_features_out, self._blueprint.units.means
+        rows, n, means = self._rows_of(X), self._n_features_out, self._recipe.family.units.means
         found: np.ndarray = self._map(rows, means)[:, :n].numpy().astype(X.dtype, copy=False)
         known = rows.present_entries()
         if known is not None:
@@ -595,7 +597,7 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
         """
         rows = self._complete_rows(X, "reconstruct")
         mean = self._map(rows, lambda energy, x: energy.reconstruct(x))
-        return self._blueprint.table.invert(mean[:, : rows.n_columns])
+        return self._recipe.table.invert(mean[:, : rows.n_columns])
 
     # ---------------------------------------------------------------- rows of the model
 
@@ -614,10 +616,10 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
         """
         rows = self._complete_rows(v, "gibbs")
         generator = self._generator(self.random_state_)
-        state, _ = self._blueprint.layer_sampler.kernel.run(
+        state, _ = self._recipe.family.chains.layer_sampler.kernel.run(
             self.energy_, rows.block(0, len(rows)), 1, generator
         )
-        table = self._blueprint.table
+        table = self._recipe.table
         bits = table.block(ProbabilityBlock)
         if bits is None or len(bits.scaling.columns):
             return table.invert(state.x)
@@ -661,7 +663,7 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
             x = rows.block(start, start + BLOCK)
             posterior = Tilted(energy, strength * (2 * x - 1))
             blocks.append(_posterior_mean(posterior, x, n_steps, generator).cpu())
-        return self._blueprint.table.invert(torch.cat(blocks))
+        return self._recipe.table.invert(torch.cat(blocks))
 
     # ---------------------------------------------------------------- fitted attributes
 
@@ -677,7 +679,7 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
     def filters_(self) -> np.ndarray:
         """The direction in which each unit moves rows, in the units of X, (H, n_features)."""
         check_is_fitted(self)
-        return self._blueprint.units.filters(self.energy_, self._blueprint.table)
+        return self._recipe.family.units.filters(self.energy_, self._recipe.table)
 
     @property
     def h_samples_(self) -> np.ndarray:
@@ -699,25 +701,25 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
     def base_name_(self) -> str:
         """Name of the base."""
         check_is_fitted(self)
-        return self._blueprint.base_name or "given"
+        return self._recipe.base_name or "given"
 
     @property
     def n_components_(self) -> int:
         """Number of hidden units."""
         check_is_fitted(self)
-        return self._blueprint.n_hidden
+        return self._recipe.family.n_hidden
 
     @property
     def base_reason_(self) -> str:
         """Why this base was chosen, and this number of hidden units where rows chose it."""
         check_is_fitted(self)
-        return self._blueprint.base_reason
+        return self._recipe.base_reason
 
     @property
     def scaling_(self) -> MinMax:
         """Columns that were scaled to [0, 1], their minima and ranges."""
         check_is_fitted(self)
-        bits = self._blueprint.table.block(ProbabilityBlock)
+        bits = self._recipe.table.block(ProbabilityBlock)
         if bits is None:
             raise AttributeError("There is no scaling_: real columns are Gaussian units.")
         return bits.scaling
@@ -725,17 +727,17 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
     @property
     def learning_(self) -> str:
         """Learning rule in use."""
-        return self._blueprint.learning
+        return self._recipe.family.learning
 
     @property
     def centered_(self) -> bool:
         """Whether the gradient is centred."""
-        return self._blueprint.centering is not None
+        return self._recipe.family.centering is not None
 
     @property
     def precondition_(self) -> float:
         """Exponent of the variances by which the gradient is divided."""
-        centering = self._blueprint.centering
+        centering = self._recipe.family.centering
         return 0.0 if centering is None else centering.precondition
 
 

@@ -50,6 +50,11 @@ class HiddenUnits(abc.ABC):
     n: int
     # In errors.
     name: ClassVar[str]
+    # What to do about columns that are `narrow`.
+    remedy_of_narrow: ClassVar[tuple[str, ...]] = (
+        "Drop them, or list them in categorical_features.",
+        "categorical_features",
+    )
     # Fitted attributes of an estimator, by the parameters of the energy that they are.
     arrays: ClassVar[dict[str, str]]
     # Whether columns may be bits and categories; all are numbers otherwise.
@@ -119,8 +124,7 @@ class HiddenUnits(abc.ABC):
         return (
             f"The variances of columns {table.names_of_numbers(held)} given the "
             f"hidden units became the least that is allowed, {math.exp(-MAX_LOG_PRECISION):.0e} of "
-            "those of the columns, which are constant or have few distinct values. Drop them, or "
-            "list them in categorical_features."
+            "those of the columns, which are constant or have few distinct values."
         )
 
     def proper_score(self, energy: Any, table: Table) -> Callable[[Tensor], Tensor]:

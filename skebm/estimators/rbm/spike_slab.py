@@ -61,6 +61,7 @@ class SlabUnits(HiddenUnits):
     takes_bits = False
     centers = False
     n_steps = N_STEPS
+    remedy_of_narrow = ("Drop them, or add noise of the size of a rounding error.",)
 
     def cost(self, domain: Domain) -> float:
         return math.inf
@@ -90,12 +91,10 @@ class SlabUnits(HiddenUnits):
         if not along:
             return ""
         names = table.names_of_numbers(sorted(set(along)))
-        units = held.nonzero().ravel().tolist()
         return (
             f"Variances along columns {names} became the least that is allowed, "
-            f"{1 / MAX_PRECISION:.0e} of those of the base (hidden units {units} are held there): "
-            "given the others these columns are constant or have few distinct values. Drop them, "
-            "or add noise of the size of a rounding error."
+            f"{1 / MAX_PRECISION:.0e} of those of the base: given the others they are constant or "
+            "have few distinct values."
         )
 
     def proper_score(self, energy: SpikeSlabEnergy, table: Table) -> Callable[[Tensor], Tensor]:
@@ -284,9 +283,9 @@ class SpikeSlabRBM(RBMEstimator):
         then -F(x) and `score` minus the Hyvarinen score in the units of X.
     sampler : Sampler or None, default=None
         Sampler of rows; None is :class:`skebm.samplers.Gibbs`.
-    device : str, default="auto"
-        ``"auto"`` is a GPU if there is one.
-    dtype : {"float32", "float64"}, default="float32"
+    device : str or int, default="auto"
+        ``"auto"`` is a GPU if there is one; ``"gpu"`` is one, a number k the GPU ``"cuda:k"``.
+    dtype : {"float32", "float64"} or type, default="float32"
         Precision of the computation; outputs of `transform` have that of X.
     <<net_params>>
 
@@ -304,6 +303,8 @@ class SpikeSlabRBM(RBMEstimator):
     <<log_partition, offset_>>
     history_ : list of dict
         One entry per epoch: losses, energy gap, reconstruction error, learning rate, seconds.
+    converged_ : bool
+        Whether the last fit ended without a :class:`~skebm.base.TrainingWarning`.
     n_iter_, n_restarts_ : int
         Number of epochs, including those of earlier warm starts and of `partial_fit`, and number of
         roll-backs.

@@ -242,9 +242,9 @@ class SubspaceRBM(RBMEstimator):
         estimated; `score_samples` is then -F(x) and `score` the mean pseudo-likelihood.
     sampler : Sampler or None, default=None
         Sampler of the rows; None is :class:`skebm.samplers.Gibbs` over gates and units.
-    device : str, default="auto"
-        ``"auto"`` is a GPU if there is one.
-    dtype : {"float32", "float64"}, default="float32"
+    device : str or int, default="auto"
+        ``"auto"`` is a GPU if there is one; ``"gpu"`` is one, a number k the GPU ``"cuda:k"``.
+    dtype : {"float32", "float64"} or type, default="float32"
         Precision of the computation; outputs of `transform` have that of X.
     <<net_params>>
 
@@ -265,6 +265,8 @@ class SubspaceRBM(RBMEstimator):
     <<log_partition, offset_>>
     history_ : list of dict
         One entry per epoch: losses, energy gap, reconstruction error, learning rate, seconds.
+    converged_ : bool
+        Whether the last fit ended without a :class:`~skebm.base.TrainingWarning`.
     n_iter_, n_restarts_ : int
         Number of epochs, including those of earlier warm starts and of `partial_fit`, and number of
         roll-backs.

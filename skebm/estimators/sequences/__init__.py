@@ -3,6 +3,7 @@
 from skebm.estimators.sequences.classifier import TemporalRBMClassifier
 from skebm.estimators.sequences.detector import SequenceOutlierDetector
 from skebm.estimators.sequences.estimator import TemporalRBM
+from skebm.estimators.sequences.series import Windows
 from skebm.estimators.sequences.stream import FrameStream
 
 __all__ = [
@@ -10,4 +11,5 @@ __all__ = [
     "SequenceOutlierDetector",
     "TemporalRBM",
     "TemporalRBMClassifier",
+    "Windows",
 ]

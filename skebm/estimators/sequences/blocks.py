@@ -17,7 +17,7 @@ LENGTH, MOST_ENTRIES = 10, 512
 MOST_NUMBERS = 4e7
 
 
-class Windows(NamedTuple):
+class ColouredWindows(NamedTuple):
     """Successive windows of frames; those of a colour are so far apart that they do not interact.
 
     Attributes
@@ -141,7 +141,7 @@ class MissingRealColumns:
         self.unknown, self.n_frames = unknown[..., self.real], there.sum(1)
         length = self._length(reach)
         starts = (0,) if length == 1 else (0, length // 2)
-        self.windows = [Windows(length, start, reach) for start in starts]
+        self.windows = [ColouredWindows(length, start, reach) for start in starts]
         sums = self._precisions(length)
         self._entries = {
             (windows, colour): self._learn(windows, colour, sums)
@@ -200,7 +200,7 @@ class MissingRealColumns:
         own = error.mT @ self.precision.double() @ error
         return own.cumsum(0)
 
-    def _learn(self, windows: Windows, colour: int, sums: Tensor) -> Entries | None:
+    def _learn(self, windows: ColouredWindows, colour: int, sums: Tensor) -> Entries | None:
         """Missing entries of the windows of a colour; None where there are none."""
         n_windows, d = windows.n_active(colour, self.shape[0]), len(self.real)
         found: list[tuple[int, int, Tensor, Tensor]] = []
@@ -228,7 +228,7 @@ class MissingRealColumns:
             tril[i, j, :n, :n] = root.to(self.dtype)
         return Entries(place, there, tril, self.shape)
 
-    def take(self, windows: Windows, colour: int) -> Entries | None:
+    def take(self, windows: ColouredWindows, colour: int) -> Entries | None:
         """Missing entries of the windows of a colour."""
         return self._entries[windows, colour]
 

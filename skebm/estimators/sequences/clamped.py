@@ -11,7 +11,7 @@ from skebm.base import Clamp
 from skebm.base.domains import columns_of
 from skebm.energies import Biases, RowwiseRBM, TemporalEnergy
 from skebm.energies.rbm.temporal import exact_log_z
-from skebm.estimators.sequences.blocks import MissingRealColumns, Windows
+from skebm.estimators.sequences.blocks import ColouredWindows, MissingRealColumns
 
 # Gibbs steps of a frame given its past, at the start, and of the draws that stand in for log Z.
 N_START, N_AUXILIARY = 20, 10
@@ -168,7 +168,7 @@ class ClampedChains:
         if adapting or self.rest is None:
             self._adapt(given, x)
         if self.levels.any():
-            windows = Windows(1, 0, self.reach)
+            windows = ColouredWindows(1, 0, self.reach)
             for colour in range(min(windows.n_colours, self.there.shape[1])):
                 self._propose_levels(h, windows, colour)
         if self.numbers is not None:
@@ -196,7 +196,7 @@ class ClampedChains:
         mean = placed.view(-1, self.n_chains, *placed.shape[1:]).mean(1)
         return mean.repeat_interleave(self.n_chains, 0)[self.there]
 
-    def _propose_levels(self, h: Tensor, windows: Windows, colour: int) -> None:
+    def _propose_levels(self, h: Tensor, windows: ColouredWindows, colour: int) -> None:
         """Draw entries of frames whose successors are no others of these."""
         active = windows.active(colour, self.there.shape[1], self.frames.device)
         move = self.levels & active[:, None]
@@ -225,7 +225,7 @@ class ClampedChains:
         drawn = torch.rand(size, generator=self.generator, device=self.frames.device) < SHARE
         return drawn.repeat_interleave(sizes, 2)
 
-    def _propose_numbers(self, h: Tensor, windows: Windows, colour: int) -> None:
+    def _propose_numbers(self, h: Tensor, windows: ColouredWindows, colour: int) -> None:
         """Draw real columns of several successive frames at once."""
         assert self.numbers is not None
         moved = self.numbers.take(windows, colour)
@@ -246,7 +246,7 @@ class ClampedChains:
         frames: Tensor,
         biases: Biases,
         log_ratio: Tensor,
-        windows: Windows,
+        windows: ColouredWindows,
         colour: int,
         more: Tensor | float = 0.0,
     ) -> None:

@@ -27,25 +27,23 @@ from skebm.estimators.base import (
     ConditionalPartitionMixin,
     assign_parameters,
     atomic,
-    fraction_of_early_stopping,
     raises_interrupt,
 )
 from skebm.estimators.classifiers import class_indices
-from skebm.estimators.rbm.class_blueprint import weight_of_rows
-from skebm.estimators.sequences.blueprint import (
-    FEWEST_FRAMES,
+from skebm.estimators.rbm.class_family import weight_of_rows
+from skebm.estimators.recipe import Recipe
+from skebm.estimators.sequences.family import (
     frame_log_z,
-    learning_rule,
-    temporal_plan,
+    frames_recipe,
 )
-from skebm.estimators.sequences.label_blueprint import (
+from skebm.estimators.sequences.label_chain import MOST_TERMS, LabelChain
+from skebm.estimators.sequences.label_family import (
     LabelBlock,
-    LabelBlueprint,
+    LabelFamily,
     LabelledWindows,
     base_with_labels,
     frame_base,
 )
-from skebm.estimators.sequences.label_chain import MOST_TERMS, LabelChain
 from skebm.estimators.sequences.table import (
     first_frames,
     first_without,
@@ -70,9 +68,9 @@ CHUNK = 4_000_000
 
 
 def _has_density(classifier: TemporalRBMClassifier) -> bool:
-    fitted = vars(classifier).get("_blueprint")
+    fitted = vars(classifier).get("_recipe")
     asked = classifier.objective == "generative"
-    if not (asked if fitted is None else fitted.generative_weight == 1):
+    if not (asked if fitted is None else fitted.family.generative_weight == 1):
         raise AttributeError(
             'Frames have a likelihood with objective="generative" only: the others learn labels.'
         )
@@ -159,9 +157,9 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
         Stop when the objective on held-out windows no longer improves, and keep the best weights.
     warm_start : bool, default=False
         Continue from the weights of the previous `fit`, with the same classes.
-    device : str, default="auto"
-        ``"auto"`` is a GPU if there is one.
-    dtype : {"float32", "float64"}, default="float32"
+    device : str or int, default="auto"
+        ``"auto"`` is a GPU if there is one; ``"gpu"`` is one, a number k the GPU ``"cuda:k"``.
+    dtype : {"float32", "float64"} or type, default="float32"
         Precision of the computation.
     <<net_params>>
 
@@ -176,6 +174,8 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
     history_ : list of dict
         One entry per pass: cross-entropy and accuracy of training frames given their true past,
         gain of held-out frames over the base, seconds.
+    converged_ : bool
+        Whether the last fit ended without a :class:`~skebm.base.TrainingWarning`.
     n_iter_, n_restarts_ : int
         Number of passes and of roll-backs.
     base_ : Distribution
@@ -242,7 +242,7 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
         "early_stopping": lambda value, names: EarlyStopping(),
         "partition": lambda value, names: ConditionalAIS(n_betas=1600),
     }
-    _blueprint: LabelBlueprint
+    _recipe: Recipe[LabelFamily]
     _density_alone = "TemporalRBM"
 
     def __init__(
@@ -367,39 +367,27 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
 
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
-    ) -> LabelBlueprint:
+    ) -> Recipe[LabelFamily]:
         assert isinstance(rows, Segments)
         if before is None:
             name = self.base if isinstance(self.base, str) else None
             base = base_with_labels(self.base, rows, table)
         else:
-            last = self._blueprint
+            last = self._recipe
             base, name = last.base, last.base_name
             check_base_stays(self.base, frame_base(last.base), name)
-            same = last.n_hidden, last.order, last.label_order
+            frames = last.family.frames
+            same = frames.n_hidden, frames.order, last.family.label_order
             if same != (self.n_components, self.order, self.label_order):
                 raise ValueError(
                     "n_components, order and label_order are not those of the previous fit, "
                     f"{same}: with warm_start and partial_fit they must not change."
                 )
-        rule, n_steps = learning_rule(self, self.n_components, table.domain.n_columns)
-        guarded = not (fraction_of_early_stopping(self.early_stopping) or streaming)
-        return LabelBlueprint(
-            table=table,
-            plan=temporal_plan(self, rows, table.domain, streaming),
-            base=base,
-            base_name=name,
-            n_hidden=int(self.n_components),
-            order=int(self.order),
-            recurrent=False,
-            rule=rule,
-            n_steps=n_steps,
-            n_windows=len(rows),
-            guarded=guarded and len(rows.x) >= FEWEST_FRAMES,
-            n_labels=len(self.classes_),
-            label_order=int(self.label_order),
-            generative_weight=weight_of_rows(self.objective, self.generative_weight),
-        )
+        kind: dict[str, Any] = {"recurrent": False, "streaming": streaming}
+        plain = frames_recipe(self, rows, table, base, name, **kind)
+        weight = weight_of_rows(self.objective, self.generative_weight)
+        n_labels, order = len(self.classes_), int(self.label_order)
+        return plain.of_family(LabelFamily(plain.family, n_labels, order, weight))
 
     # ---------------------------------------------------------------- labels
 
@@ -500,12 +488,13 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
         ndarray of shape (n_frames,)
         """
         found = self._smoothing(X, lengths)[1]  # checks that the model is fitted
-        return found - self._blueprint.table.log_volume
+        return found - self._recipe.table.log_volume
 
     def _smoothing(self, X: Any, lengths: Any) -> tuple[np.ndarray, np.ndarray]:
         """log p(y_t given all frames), and log p(x_t given those before) but for the units."""
         rows, _ = new_frames(self, X, lengths)
-        chain = LabelChain(self._blueprint.n_labels, self._blueprint.label_order)
+        family = self._recipe.family
+        chain = LabelChain(family.n_labels, family.label_order)
         n = len(rows.x)
         check_memory(f"n_frames={n}", n * chain.n_histories * chain.n_labels, torch.float64)
         found = list(self._terms(rows, chain))
@@ -521,7 +510,7 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
 
     def _terms(self, rows: Segments, chain: LabelChain) -> Iterator[tuple[Tensor, Tensor]]:
         """Terms of all frames, a few at a time."""
-        energy, with_z = self.energy_, self._blueprint.generative_weight == 1
+        energy, with_z = self.energy_, self._recipe.family.generative_weight == 1
         settings = self.partition_
         generator = torch.Generator(energy.weight.device).manual_seed(self.net_.seed_)
 
@@ -543,10 +532,10 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
     def generative_weight_(self) -> float:
         """Weight of -log p(frame given the past) in training."""
         check_is_fitted(self)
-        return self._blueprint.generative_weight
+        return self._recipe.family.generative_weight
 
     @property
     def base_(self) -> Distribution:
         """The fitted base of a frame and its label."""
         check_is_fitted(self)
-        return self._blueprint.base
+        return self._recipe.base

@@ -11,7 +11,7 @@ from torch import Tensor
 from skebm.base import sampling
 from skebm.base.processes import progress_bar
 from skebm.energies import Biases, RowwiseRBM
-from skebm.estimators.sequences.blueprint import frame_log_z
+from skebm.estimators.sequences.family import frame_log_z
 from skebm.training.segments import Segments
 
 # Draws, and Gibbs steps of each, of the mean of a frame given its past.
@@ -30,7 +30,7 @@ def evidence_of_next(model: Any, rows: Segments, log_prob: np.ndarray) -> np.nda
     log_prob : ndarray of shape (n,)
         log p of each frame given its past.
     """
-    energy, table = model.energy_, model._blueprint.table
+    energy, table = model.energy_, model._recipe.table
     found = np.zeros(len(log_prob))
     _, ends = rows.sequences()
     is_last = torch.zeros(len(log_prob), dtype=torch.bool, device=ends.device)

@@ -23,6 +23,8 @@ from skebm._validation import (
     take_rows,
     warn,
 )
+from skebm.base import SettingWarning
+from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import (
     atomic,
     non_default_parameters,
@@ -34,6 +36,7 @@ from skebm.estimators.outlier.statistics import measure
 from skebm.estimators.outlier.thresholds import DEFAULT_LEVEL, ConformalThreshold
 from skebm.estimators.sequences.estimator import TemporalRBM
 from skebm.estimators.sequences.table import (
+    check_no_gaps,
     first_frames,
     in_sequences,
     join_sequences,
@@ -42,7 +45,9 @@ from skebm.estimators.sequences.table import (
 from skebm.training.streams import SourceMixin
 
 
-class SequenceOutlierDetector(SourceMixin, OutlierMixin, MetaEstimatorMixin, BaseEstimator):
+class SequenceOutlierDetector(
+    DocLinkMixin, SourceMixin, OutlierMixin, MetaEstimatorMixin, BaseEstimator
+):
     r"""Detector of anomalous frames of sequences, with conformal p-values over whole sequences.
 
     Frames of a sequence are not exchangeable, so that thresholds over held-out *frames* guarantee
@@ -190,7 +195,6 @@ class SequenceOutlierDetector(SourceMixin, OutlierMixin, MetaEstimatorMixin, Bas
 
     @atomic
     @fit_context(prefer_skip_nested_validation=False)
-    @in_sequences
     def fit(self, X: Any, y: Any = None, lengths: Any = None) -> Any:
         """Fit the estimator to some of the sequences, and set the threshold by the others.
 
@@ -212,6 +216,13 @@ class SequenceOutlierDetector(SourceMixin, OutlierMixin, MetaEstimatorMixin, Bas
         """
         _check_takes_lengths(self._model())
         self._check_uses_next(self._model())
+        if lengths is None and sequence_column_of(self) is None:
+            check_no_gaps(X)
+        self._fit_in_order(X, lengths)
+        return self
+
+    @in_sequences
+    def _fit_in_order(self, X: Any, lengths: Any) -> None:
         X, lengths = self._join(X, lengths, reset=True)
         single = lengths is None or len(lengths) == 1
         random = self._common_random()
@@ -233,9 +244,8 @@ class SequenceOutlierDetector(SourceMixin, OutlierMixin, MetaEstimatorMixin, Bas
                 f"contamination='auto' means {DEFAULT_LEVEL}, but {len(found)} calibration "
                 f"sequences or blocks allow no level below {self.contamination_:.3g}, which is "
                 "used instead.",
-                UserWarning,
+                SettingWarning,
             )
-        return self
 
     def _without_effect(self, single: bool) -> dict[str, str]:
         """Parameters that are not used, each with the reason."""

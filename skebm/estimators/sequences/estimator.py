@@ -29,22 +29,20 @@ from skebm.estimators.base import (
     FeaturesMixin,
     assign_parameters,
     atomic,
-    fraction_of_early_stopping,
     raises_interrupt,
     upper_quantile,
 )
 from skebm.estimators.rbm.drawing import check_imputation
-from skebm.estimators.sequences.blueprint import (
-    FEWEST_FRAMES,
+from skebm.estimators.recipe import Recipe
+from skebm.estimators.sequences.context import evidence_of_next
+from skebm.estimators.sequences.family import (
     RECURRENT_CONTEXT,
     RECURRENT_TARGETS,
-    TemporalBlueprint,
+    TemporalFamily,
     frame_log_z,
-    learning_rule,
-    temporal_plan,
+    frames_recipe,
     with_residual_correlations,
 )
-from skebm.estimators.sequences.context import evidence_of_next
 from skebm.estimators.sequences.imputation import impute_frames
 from skebm.estimators.sequences.stream import FrameStream
 from skebm.estimators.sequences.table import (
@@ -153,9 +151,9 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
         Continue from the weights of the previous `fit`.
     contamination : float in (0, 0.5] or "auto", default="auto"
         Fraction of the training frames that `predict` classifies as anomalous; ``"auto"`` is 0.1.
-    device : str, default="auto"
-        ``"auto"`` is a GPU if there is one.
-    dtype : {"float32", "float64"}, default="float32"
+    device : str or int, default="auto"
+        ``"auto"`` is a GPU if there is one; ``"gpu"`` is one, a number k the GPU ``"cuda:k"``.
+    dtype : {"float32", "float64"} or type, default="float32"
         Precision of the computation.
     <<net_params>>
 
@@ -173,6 +171,8 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
         Log-likelihood given the past below which a frame is anomalous.
     history_ : list of dict
         One entry per pass: energy gap, gain of held-out frames over the base, seconds.
+    converged_ : bool
+        Whether the last fit ended without a :class:`~skebm.base.TrainingWarning`.
     n_iter_, n_restarts_ : int
         Number of passes and of roll-backs.
     learning_ : str
@@ -241,7 +241,7 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
         "early_stopping": lambda value, names: EarlyStopping(),
         "partition": lambda value, names: ConditionalAIS(n_betas=1600),
     }
-    _blueprint: TemporalBlueprint
+    _recipe: Recipe[TemporalFamily]
 
     def __init__(
         self,
@@ -385,7 +385,7 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
 
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
-    ) -> TemporalBlueprint:
+    ) -> Recipe[TemporalFamily]:
         assert isinstance(rows, Segments)
         if before is None:
             name = self.base if isinstance(self.base, str) else None
@@ -396,30 +396,17 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
             if name == "gaussian":
                 base = with_residual_correlations(base, rows, self.order)
         else:
-            last = self._blueprint
+            last = self._recipe
             check_base_stays(self.base, last.base, last.base_name)
             base, name = last.base, last.base_name
-            same = last.n_hidden, last.order, last.recurrent
+            same = last.family.n_hidden, last.family.order, last.family.recurrent
             if same != (self.n_components, self.order, self.recurrent):
                 raise ValueError(
                     "n_components, order and recurrent are not those of the previous fit, "
                     f"{same}: with warm_start and partial_fit they must not change."
                 )
-        rule, n_steps = learning_rule(self, self.n_components, table.domain.n_columns)
-        guarded = not (fraction_of_early_stopping(self.early_stopping) or streaming)
-        return TemporalBlueprint(
-            table=table,
-            plan=temporal_plan(self, rows, table.domain, streaming),
-            base=base,
-            base_name=name,
-            n_hidden=int(self.n_components),
-            order=int(self.order),
-            recurrent=bool(self.recurrent),
-            rule=rule,
-            n_steps=n_steps,
-            n_windows=len(rows),
-            guarded=guarded and len(rows.x) >= FEWEST_FRAMES,
-        )
+        kind: dict[str, Any] = {"recurrent": bool(self.recurrent), "streaming": streaming}
+        return frames_recipe(self, rows, table, base, name, **kind)
 
     # ---------------------------------------------------------------- frames and their past
 
@@ -442,12 +429,12 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
         energy, n = self.energy_, len(rows.x)
         settings = self.partition_ if settings is None else settings
         value, error, low = np.empty(n), np.zeros(n), np.empty(n)
-        exact, volume = np.zeros(n, dtype=bool), self._blueprint.table.log_volume
+        exact, volume = np.zeros(n, dtype=bool), self._recipe.table.log_volume
         generator = torch.Generator(energy.weight.device).manual_seed(self.net_.seed_)
         bar = progress_bar(total=n, unit="frame", desc="log Z", disable=not self.verbose, delay=2)
         for x, biases, number in self._walk(rows, settings.n_chains):
             given, place = RowwiseRBM(energy.rbm, biases), number.cpu().numpy()
-            free = self._blueprint.table.row_energy(given, x).double()
+            free = self._recipe.table.row_energy(given, x).double()
             log_z = frame_log_z(given, settings, generator)
             exact[place] = log_z.exact.cpu().numpy()
             value[place] = (-free - log_z.value - volume).cpu().numpy()
@@ -576,7 +563,7 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
         -------
         ndarray of shape (n_frames,)
         """
-        rows, energy, table = self._frames(X, lengths), self.energy_, self._blueprint.table
+        rows, energy, table = self._frames(X, lengths), self.energy_, self._recipe.table
         found = np.empty(len(rows.x))
         for x, biases, number in self._walk(rows):
             value = table.row_energy(RowwiseRBM(energy.rbm, biases), x)
@@ -679,7 +666,7 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
             lags, state = self._after(rows)
             generator = torch.Generator(lags.device).manual_seed(self.net_.seed_)
             mean = self._means(energy.biases(lags, state), n_draws, n_steps, generator)
-        found: np.ndarray = self._blueprint.table.invert(mean)
+        found: np.ndarray = self._recipe.table.invert(mean)
         return found
 
     @in_sequences
@@ -707,7 +694,7 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
         for _, biases, number in self._walk(rows, n_draws):
             found[number] = self._means(biases, n_draws, n_steps, generator)
         given = join_sequences(X, lengths, self.sequence_column)[0]
-        return frame_like(given, self._blueprint.table.invert(found), means=True)
+        return frame_like(given, self._recipe.table.invert(found), means=True)
 
     def _means(
         self, biases: Biases, n_draws: int, n_steps: int, generator: torch.Generator
@@ -763,7 +750,7 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
         whole_number("n_frames", n_frames, 1)
         whole_number("n_steps", n_steps, 1)
         check_temperature(temperature)
-        energy, d = self.energy_, self._blueprint.table.domain.n_columns
+        energy, d = self.energy_, self._recipe.table.domain.n_columns
         check_power(energy.base, temperature)
         check_memory(f"n_frames={n_frames}", float(n_frames) * d, torch.float64)
         generator, found = self._generator(random_state), []
@@ -781,7 +768,7 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
                 state = energy.advance(x, biases)
                 lags = torch.cat([lags[:, d + 1 :], x, x.new_zeros(1, 1)], 1)[:, -lags.shape[1] :]
                 lags = lags if energy.order else lags[:, :0]
-        return self._blueprint.table.invert(torch.cat(found))
+        return self._recipe.table.invert(torch.cat(found))
 
     # ---------------------------------------------------------------- missing entries, streams
 
@@ -837,7 +824,7 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
         generator, energy = self._generator(random_state), self.energy_
         with sampling(energy):
             made = impute_frames(energy, rows, how, n_draws or 1, n_steps, generator)
-        table = self._blueprint.table
+        table = self._recipe.table
         found = [frame_like(given, table.with_imputations(X, x)) for x in made]
         return found[0] if n_draws is None else found
 
@@ -870,13 +857,13 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
     def learning_(self) -> str:
         """The learning rule."""
         check_is_fitted(self)
-        return self._blueprint.rule
+        return self._recipe.family.rule
 
     @property
     def base_(self) -> Distribution:
         """The fitted base of a frame."""
         check_is_fitted(self)
-        return self._blueprint.base
+        return self._recipe.base
 
     @property
     def components_(self) -> np.ndarray:
@@ -895,6 +882,6 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
 
     def _lags(self, name: str) -> list[np.ndarray]:
         found = self._parameter_array(name)
-        order, d = self._blueprint.order, self._blueprint.table.domain.n_columns
+        order, d = self._recipe.family.order, self._recipe.table.domain.n_columns
         parts = [found[:, k * (d + 1) : k * (d + 1) + d] for k in range(order)]
         return parts[::-1]

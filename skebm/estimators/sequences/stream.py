@@ -12,7 +12,7 @@ from torch import Tensor
 from skebm.base import sampling
 from skebm.base.sampler import whole_number
 from skebm.energies import Biases, RowwiseRBM
-from skebm.estimators.sequences.blueprint import frame_log_z
+from skebm.estimators.sequences.family import frame_log_z
 from skebm.estimators.sequences.table import check_numbers
 
 
@@ -74,7 +74,7 @@ class FrameStream:
         float
         """
         model, x = self._model, self._row(frame)
-        energy, table = model.energy_, model._blueprint.table
+        energy, table = model.energy_, model._recipe.table
         with torch.no_grad(), sampling(energy):
             biases = self._biases()
             given = RowwiseRBM(energy.rbm, biases)
@@ -102,7 +102,7 @@ class FrameStream:
         model = self._model
         with torch.no_grad(), sampling(model.energy_):
             mean = model._means(self._biases(), n_draws, n_steps, self._generator())
-        return model._blueprint.table.invert(mean)
+        return model._recipe.table.invert(mean)
 
     # ---------------------------------------------------------------- the past
 

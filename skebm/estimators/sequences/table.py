@@ -22,6 +22,7 @@ from skebm._validation import (
     take_rows,
 )
 from skebm.estimators.base import BaseEBM
+from skebm.estimators.sequences.series.stamps import Grid, Stamps, is_series, without_stamps
 from skebm.estimators.tables.columns import is_present
 from skebm.estimators.tables.table import Layout
 from skebm.training.rows import Rows
@@ -152,32 +153,120 @@ def _values_of(X: Any, column: Any) -> np.ndarray:
 
 
 def in_sequences(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a method take panels whose sequences are not runs of rows, as those sorted by time.
+    """Let a method take series and panels whose sequences are not runs of rows in order of time.
 
     The frames of each sequence are put below each other, in their order, with the labels and
-    weights that belong to them; results of frames come back in the order of X.
+    weights that belong to them; results of frames come back in the order of X. Frames with time
+    stamps (`without_stamps`) are put into the order of time, and a gap in time begins a new
+    sequence.
     """
     parameters = inspect.signature(method)
 
     @functools.wraps(method)
     def in_order(self: Any, *args: Any, **kwargs: Any) -> Any:
         bound = parameters.bind(self, *args, **kwargs).arguments
-        X, column = bound["X"], sequence_column_of(self)
-        if column is None or bound.get("lengths") is not None or not _is_one_table(X):
-            return method(self, *args, **kwargs)
-        values = _values_of(X, column)
-        if (np.diff(values) >= 0).all():
-            return method(self, *args, **kwargs)
-        order = np.argsort(values, kind="stable")
-        bound["X"] = take_rows(mask_as_missing(X), order)
+        column = sequence_column_of(self)
+        bound["X"], bound["lengths"], order = arrange(bound["X"], bound.get("lengths"), column)
         for name in ("y", "sample_weight"):
-            if bound.get(name) is not None:
+            if order is not None and bound.get(name) is not None:
                 bound[name] = take_rows(np.asarray(bound[name]), order)
         bound = {name: value for name, value in bound.items() if name != "self"}
         kept = bound.pop("kwargs", {})
-        return _put_back(method(self, **bound, **kept), np.argsort(order))
+        result = method(self, **bound, **kept)
+        return result if order is None else _put_back(result, np.argsort(order))
 
     return in_order
+
+
+def arrange(X: Any, lengths: Any, column: Any) -> tuple[Any, Any, np.ndarray | None]:
+    """Sequences as runs of frames in the order of time, without time stamps.
+
+    Parameters
+    ----------
+    X : array-like, Series or frame of shape (n_frames, n_features), or list of such
+    lengths, column : object
+        As in :func:`join_sequences`.
+
+    Returns
+    -------
+    X, lengths : object
+        As in :func:`join_sequences`; a gap in time ends a sequence.
+    order : ndarray of int of shape (n_frames,) or None
+        Numbers of the frames in their new order; None is the given one.
+    """
+    if isinstance(X, list | tuple):
+        if any(is_series(one) or is_frame(one) for one in X):
+            X = [_in_order(one, number) for number, one in enumerate(X)]
+        return X, lengths, None
+    X, stamps = without_stamps(X)
+    if not _is_one_table(X) or column is None and stamps is None:
+        return X, lengths, None
+    if column is None:
+        checked = join_sequences(X, lengths, None)[1]
+        sequence = first_frames(len(X), checked)
+    elif lengths is None:
+        sequence = _values_of(X, column)
+    else:
+        return X, lengths, None  # join_sequences refuses both
+    time = np.arange(len(X)) if stamps is None else stamps.instant
+    order = np.lexsort((time, sequence))
+    same = (np.diff(order) == 1).all()
+    X = X if same else take_rows(mask_as_missing(X), order)
+    if stamps is not None:
+        X, lengths = _end_at_gaps(X, lengths, column, stamps.take(order), sequence[order])
+    return X, lengths, None if same else order
+
+
+def check_no_gaps(X: Any) -> None:
+    """Raise `ValueError` for one series with gaps in time, whose parts are not exchangeable."""
+    if isinstance(X, list | tuple):
+        return
+    lengths = arrange(X, None, None)[1]
+    if lengths is not None:
+        raise ValueError(
+            f"There are {len(lengths) - 1} gaps in time, the first one after {lengths[0]} frames. "
+            "Fill them in, as by X.asfreq(...).interpolate(), or pass lengths of sequences that "
+            "are alike, some of which are held out."
+        )
+
+
+def _in_order(X: Any, number: int) -> Any:
+    """A sequence of a list without its time stamps, which must be in order and without gaps."""
+    X, stamps = without_stamps(X)
+    if stamps is not None:
+        same = np.zeros(len(X), dtype=int)
+        step = np.diff(stamps.instant.view("int64"))
+        if (step < 0).any():
+            raise ValueError(
+                f"Sequence {number} is not in the order of time: sort it, as by sort_index()."
+            )
+        gaps = np.flatnonzero(np.diff(Grid.learn(stamps, same).places(stamps, same)) > 1)
+        if len(gaps):
+            raise ValueError(
+                f"Sequence {number} has a gap in time after its frame {gaps[0]}: fill it in, or "
+                "pass what is before and after as two sequences."
+            )
+    return X
+
+
+def _end_at_gaps(
+    X: Any, lengths: Any, column: Any, stamps: Stamps, sequence: np.ndarray
+) -> tuple[Any, Any]:
+    """Frames in order and the lengths of their sequences, which end at gaps in time."""
+    places = Grid.learn(stamps, sequence).places(stamps, sequence)
+    ends = (np.diff(sequence) != 0) | (np.diff(places) != 1)
+    if ends.sum() == (np.diff(sequence) != 0).sum():
+        return X, lengths
+    part = np.concatenate([[0], np.cumsum(ends)])
+    if column is None:
+        return X, np.bincount(part)
+    if hasattr(X, "iloc"):
+        X = X.copy(deep=False)
+        X[column] = part
+        return X, lengths
+    import polars as pl
+
+    return X.with_columns(pl.Series(column, part)), lengths
 
 
 def sequence_column_of(estimator: BaseEstimator) -> Any:
@@ -242,12 +331,13 @@ def check_complete(X: np.ndarray, names: Any, *, fitted: bool, coded: bool) -> N
 def new_frames(estimator: BaseEBM, X: Any, lengths: Any, **kwargs: Any) -> tuple[Segments, Any]:
     """Frames of new sequences as a fitted estimator sees them, and X validated."""
     check_is_fitted(estimator)
+    X, _ = without_stamps(X)
     X, lengths = join_sequences(X, lengths, estimator.sequence_column)
     X = estimator._validate(X, **kwargs)
     rows = estimator._rows_of(X)
     assert isinstance(rows, Segments)
     first = torch.as_tensor(first_frames(len(rows.x), lengths), device=rows.x.device)
-    rows.cut(first, estimator._blueprint.order, 1)
+    rows.cut(first, estimator.energy_.order, 1)
     return rows, X
 
 

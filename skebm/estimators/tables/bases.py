@@ -16,7 +16,7 @@ from sklearn.base import BaseEstimator
 from torch import Tensor
 
 from skebm._validation import Interval, StrOptions, as_numbers, distinct_numbers_of, warn
-from skebm.base import Batch, Binary, Categorical, Clamp, Domain, Mixed, Real
+from skebm.base import Batch, Binary, Categorical, Clamp, DataWarning, Domain, Mixed, Real
 from skebm.base.domains import parts_of
 from skebm.base.processes import progress_bar
 from skebm.distributions import (
@@ -228,6 +228,17 @@ def redraw(base: Distribution, rows: Rows, generator: torch.Generator) -> None:
 def conditional(base: Distribution, clamp: Clamp) -> Any:
     """The base given known entries; `log_normaliser` is their log-probability."""
     return base.tilted(torch.zeros_like(clamp.value)).given(clamp)
+
+
+def mean_log_prob(base: Distribution, rows: Rows) -> float:
+    """Mean log-likelihood of rows, of their known entries, under a base."""
+    x, counts = rows.block(0, len(rows)), rows.counts
+    with torch.no_grad():
+        if rows.known is None:
+            found = base.log_prob(x)
+        else:
+            found = conditional(base, Clamp(rows.known, x)).log_normaliser
+    return float(counts / counts.sum() @ found.double())
 
 
 def _independent_levels(x: Tensor, weight: Tensor, groups: tuple[int, ...]) -> Distribution:
@@ -560,8 +571,9 @@ def gap_noise(rows: Rows) -> Tensor | None:
     warn(
         f"Columns {columns} have few distinct values, on which score matching by second "
         "derivatives is unbounded: Gaussian noise of half the gap between values is added to them "
-        'in training. objective="denoising" does not need this.',
-        UserWarning,
+        "in training.",
+        DataWarning,
+        ('objective="denoising" does not need this.', "objective"),
     )
     return torch.where(discrete, gaps / 2, 0.0)
 

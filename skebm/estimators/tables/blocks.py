@@ -10,7 +10,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from skebm._validation import MinMax, column_ranges, warn
-from skebm.base import Binary, Categorical, Domain, Real
+from skebm.base import Binary, Categorical, DataWarning, Domain, Real
 from skebm.estimators.tables.units import Units
 from skebm.training.mapped import array_blocks
 
@@ -144,7 +144,7 @@ class ProbabilityBlock(ColumnBlock):
         what = f"columns {self.shown(outside)} have values outside the range of the training data"
         if not self.rescale:
             raise ValueError(f"X: {what} ([0, 1]), and rescale=False.")
-        warn(f"X: {what}; they are clipped to it.", UserWarning)
+        warn(f"X: {what}; they are clipped to it.", DataWarning)
 
     def to_energy(self, X: np.ndarray, before: np.ndarray) -> np.ndarray:
         return self.scaling.apply(X)
@@ -391,5 +391,5 @@ def warn_of_scaling(blocks: Sequence[ColumnBlock], advice: str = "") -> None:
             f"Bits take values in [0, 1], but columns {shown} have values outside [0, 1]: they "
             f"are min-max scaled{advice}."
             + (f" {BETWEEN}" if any(block.is_said for block in scaled) else ""),
-            UserWarning,
+            DataWarning,
         )

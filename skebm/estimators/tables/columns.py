@@ -21,6 +21,7 @@ from skebm._validation import (
     no_column,
     warn,
 )
+from skebm.base import DataWarning
 from skebm.estimators.tables.dtypes import dtype_of, plain_dtype
 
 # ------------------------------------------------------------------------------
@@ -186,7 +187,7 @@ class Coding(NamedTuple):
         if unseen:
             warn(
                 f"Columns {unseen} have levels that did not occur in fit: they count as missing.",
-                UserWarning,
+                DataWarning,
             )
         check_array(
             found,

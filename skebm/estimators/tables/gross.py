@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from skebm._validation import warn
+from skebm.base import DataWarning
 
 # Largest fraction of the known values of a column that are gross.
 MOST = 0.05
@@ -143,12 +144,12 @@ def gross_rows(
         )
     said += ", far outside of the others: replace it by nan if it stands for a missing entry."
     if rows.mean() > MOST_ROWS:
-        warn(f"{said}\nThey are in more than half of the rows, and are fitted with.", UserWarning)
+        warn(f"{said} They are in more than half of the rows, and are fitted with.", DataWarning)
         return None
     n = int(rows.sum())
     warn(
-        f"{said}\n{f'The {n} rows are' if n > 1 else 'The row is'} left out of the fit.",
-        UserWarning,
+        f"{said} {f'The {n} rows are' if n > 1 else 'The row is'} left out of the fit.",
+        DataWarning,
     )
     return rows
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from skebm._validation import column_ranges, warn
-from skebm.base import Binary, Categorical, Domain, Mixed, Real, Sampler
+from skebm.base import Binary, Categorical, DataWarning, Domain, Mixed, Real, Sampler
 from skebm.base.domains import parts_of
 from skebm.distributions import Distribution
 from skebm.estimators.tables.bases import fit_base, fit_column_base
@@ -320,7 +320,7 @@ class Table:
         value, inside = mapped(both).double().numpy().T
         if not inside.all():
             n, of_y = int((inside == 0).sum()), " of y" if self.given else ""
-            warn(f"{n} of {len(value)} rows{of_y} are not binary. {BETWEEN}", UserWarning)
+            warn(f"{n} of {len(value)} rows{of_y} are not binary. {BETWEEN}", DataWarning)
         return value + self.log_volume
 
     # ---------------------------------------------------------------- what is wrong with rows
@@ -551,5 +551,5 @@ def _warn_of_constants(X: Any) -> None:
         warn(
             f"Columns {columns} are constant. They are modelled as varying around their value by "
             "the training noise: drop them if they cannot vary in new rows.",
-            UserWarning,
+            DataWarning,
         )

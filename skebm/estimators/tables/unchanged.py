@@ -51,12 +51,12 @@ def first_parameters(estimator: Any) -> dict[str, Any]:
 def check_unchanged(estimator: Any, first: dict[str, Any]) -> None:
     """Raise `ValueError` for a parameter that is not what it was at the first fit, `first`.
 
-    Estimators whose base has a name accept that name in the place of ``"auto"``, and check it.
+    Families that check their base accept its name in the place of ``"auto"``.
     """
-    named = hasattr(estimator._blueprint, "base_name")
+    checked = estimator._recipe.family.checks_base
     for name, value in first.items():
         now, value = getattr(estimator, name), network_from_state(value)
-        if not (name == "base" and named):
+        if not (name == "base" and checked):
             check_setting_stays(name, now, value)
 
 

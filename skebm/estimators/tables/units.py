@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from skebm._validation import column_ranges, warn
-from skebm.base import Domain, Real
+from skebm.base import DataWarning, Domain, Real
 from skebm.training.mapped import MappedArray, array_blocks, moments_of_map
 
 # Squares of numbers between its inverse and itself neither overflow nor underflow.
@@ -130,9 +130,10 @@ def _warn_of_large_means(mean: np.ndarray, scale: np.ndarray) -> None:
     if columns:
         warn(
             f"Columns {columns} have means of more than {large_mean:,} times their standard "
-            "deviations, and standardize=False leaves them so: training is likely to diverge. "
-            "Use standardize=True, or subtract the means first.",
-            UserWarning,
+            "deviations, and standardize=False leaves them so: training is likely to diverge.",
+            DataWarning,
+            ("Use standardize=True, or subtract the means first.", "standardize"),
+            ("Subtract the means first.",),
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from skebm._validation import as_numbers, check_is_fitted, warn
+from skebm.base import SettingWarning
 from skebm.base.sampler import whole_number
 from skebm.inspection._drawing import NAVY, ORANGE, axes_of
 from skebm.inspection.boltzmann.layout import circle, spring
@@ -195,7 +196,7 @@ class CouplingDisplay:
         if kind not in KINDS:
             raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))}, got {kind!r}.")
         if kind == "matrix" and layout is not None:
-            warn('layout has no effect: it is for kind="graph".', UserWarning)
+            warn('layout has no effect: it is for kind="graph".', SettingWarning)
         places = None if kind == "matrix" else self._places(layout)
         self.ax_ = axes_of("CouplingDisplay", ax, (5.5, 4.6))
         self.figure_ = self.ax_.figure

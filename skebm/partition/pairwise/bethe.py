@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm._validation import warn
-from skebm.base import Energy, LogPartition, Sampler
+from skebm.base import Energy, LikelihoodWarning, LogPartition, Sampler
 from skebm.base.graph import PairwiseGraph
 from skebm.base.sampler import whole_number
 from skebm.partition.checks import generator_for
@@ -122,8 +121,9 @@ class Bethe(PairwiseEstimator):
         if best.gradient_norm > self.tol:
             warn(
                 f"The Bethe free energy has not converged: its gradient has a norm of "
-                f"{best.gradient_norm:.2g}, more than tol={self.tol:g}. Increase max_iter.",
-                ConvergenceWarning,
+                f"{best.gradient_norm:.2g}, more than tol={self.tol:g}.",
+                LikelihoodWarning,
+                ("Increase max_iter.", "max_iter"),
             )
         value = best.value
         if graph.flips is None:

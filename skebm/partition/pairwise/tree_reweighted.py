@@ -10,11 +10,10 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 from scipy.sparse.csgraph import minimum_spanning_tree
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm._validation import warn
-from skebm.base import Energy, LogPartition, Sampler
+from skebm.base import Energy, LikelihoodWarning, LogPartition, Sampler
 from skebm.base.graph import PairwiseGraph
 from skebm.base.sampler import whole_number
 from skebm.partition.pairwise.graph import (
@@ -210,8 +209,9 @@ class TreeReweighted(PairwiseEstimator):
         if upper - value > self.tol:
             warn(
                 f"The bound is {upper - value:.2g} nats above the objective, more than "
-                f"tol={self.tol:g}. The bound holds, but is not the tightest: increase max_iter.",
-                ConvergenceWarning,
+                f"tol={self.tol:g}. The bound holds, but is not the tightest.",
+                LikelihoodWarning,
+                ("Increase max_iter.", "max_iter"),
             )
         reason = "the tree-reweighted free energy bounds log Z from above only"
         return LogPartition(value, math.nan, math.nan, upper, "certain", math.nan, reason=reason)

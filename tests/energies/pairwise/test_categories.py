@@ -83,7 +83,7 @@ def test_gibbs_leaves_the_distribution_invariant(name, beta):
     energy = machine(DOMAINS[name])
     states = all_states(energy.domain)
     p = torch.softmax(-beta * energy(states), 0)
-    n, gen = 200_000, generator(1)
+    n, gen = 50_000, generator(1)
     x = states[torch.multinomial(p, n, replacement=True, generator=gen)]
     state, info = Gibbs().run(energy, x, 1, gen, beta=beta)
     assert energy.domain.contains(state.x).all()

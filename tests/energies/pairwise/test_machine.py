@@ -11,6 +11,7 @@ import torch
 from skebm.base import Binary, Energy
 from skebm.energies import BoltzmannMachine, ising_grid
 from tests.support.oracle import DOUBLE, bits, seeded
+from tests.support.tiers import leading
 
 
 def normal(*shape, seed=0, dtype=DOUBLE):
@@ -174,7 +175,7 @@ def check_colours(energy, allowed):
             assert not allowed[i][j]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", leading(2, range(8)))
 def test_colours_are_a_partition_of_the_columns(seed):
     W = sparse_matrix(40, (10, 40, 80, 200)[seed % 4], seed=seed)
     energy = BoltzmannMachine(W)
@@ -182,7 +183,7 @@ def test_colours_are_a_partition_of_the_columns(seed):
     assert len(energy.colours) <= int((W != 0).sum(1).max()) + 1  # what any greedy order needs
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", leading(2, range(6)))
 def test_bipartite_graphs_have_two_colours(seed):
     """Trees, grids, and restricted machines whose columns come in any order."""
     generator = seeded(seed)

@@ -310,7 +310,7 @@ def test_a_path_finds_the_graph(learning):
 def test_held_out_rows_choose_a_graph_that_has_the_true_one():
     edges = grid_edges(2, 3)
     energy = BoltzmannMachine.from_spins(0.5 * edges.double())
-    X = 2 * rows(energy, 1000) - 1
+    X = 2 * rows(energy, 500) - 1
     model = double("pseudo_likelihood", l1="cv").fit(X)
     assert (model.graph_ | ~edges.numpy()).all()
     search = GridSearchCV(double(), {"l1": ["ebic", 0.0], "l1__gamma": [0.0]}, cv=2)

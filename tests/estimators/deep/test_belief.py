@@ -29,7 +29,7 @@ from tests.support.interrupts import fingerprint
 from tests.support.oracle import seeded
 from tests.support.tiers import full, leading, only_full
 
-QUICK = {"n_iter": 5, "batch_size": 20, "learning_rate": 0.3}
+QUICK = {"n_iter": 5, "batch_size": 20, "learning_rate": 0.3, "base": "independent"}
 SIZES = [(3,), (4, 3), (4, 3, 5), only_full((2, 5, 3, 4))]
 STATES = np.array(list(itertools.product([0.0, 1.0], repeat=5)))
 
@@ -615,7 +615,7 @@ def test_modules_inside_skorch_and_jem():
 # scikit-learn's checks
 # ------------------------------------------------------------------------------
 
-SMALL = {"n_iter": 3, "batch_size": 20, "learning_rate": 0.1}
+SMALL = {"n_iter": 3, "batch_size": 20, "learning_rate": 0.1, "base": "independent"}
 CHECKED = {
     "two layers": DeepBeliefNetwork((3, 2), rbm=RBMEstimator(**SMALL), random_state=0),
     "one layer": DeepBeliefNetwork((3,), rbm=RBMEstimator(**SMALL), random_state=0),

@@ -19,6 +19,7 @@ from skebm import DeepBoltzmannMachine, RBMEstimator
 from skebm.estimators import MeanField
 from skebm.estimators.base import LogZ
 from skebm.estimators.deep import meanfield
+from skebm.estimators.deep.family import hidden_entries
 from skebm.estimators.deep.layerwise import Factors, Greedy, pretrain, train_pair
 from skebm.estimators.deep.rows import FIRST_MEAN
 from skebm.partition import Exact
@@ -82,7 +83,7 @@ def test_likelihoods_are_exact_for_small_layers(sizes, pretraining):
     assert model.log_partition_ == pytest.approx(logsumexp(log_p), abs=1e-4)
     assert_allclose(model.score_samples(STATES), log_p - logsumexp(log_p), atol=1e-4)
     assert np.exp(model.score_samples(STATES)).sum() == pytest.approx(1, abs=1e-4)
-    assert model._blueprint.pretraining == pretraining
+    assert model._recipe.family.pretraining == pretraining
     # It has learned something; three layers of few units learn slowly from the top down.
     base = fitted(sizes, n_iter=0).score(switches(seed=1))
     assert model.score(switches(seed=1)) > base + (0.05 if len(sizes) < 3 else 0.02)
@@ -262,8 +263,8 @@ def test_chains_of_two_layers_have_the_moments_of_the_rows(factors):
 
 def test_greedy_training_writes_all_layers():
     model = copy.deepcopy(fitted((3, 3, 2), n_iter=1, pretraining=None))
-    energy, layers = model.energy_, model._blueprint.layers
-    rows = model._blueprint.table.rows(switches(), device=torch.device("cpu"), dtype=torch.float32)
+    energy, layers = model.energy_, model._recipe.family.layers
+    rows = model._recipe.table.rows(switches(), device=torch.device("cpu"), dtype=torch.float32)
     before = [w.clone() for w in layers.weights(energy)]
     with torch.no_grad():
         pretrain(
@@ -277,13 +278,13 @@ def test_greedy_training_writes_all_layers():
 
 def test_rows_have_hidden_entries_that_are_missing():
     model = fitted((3, 2))
-    table = model._blueprint.table
+    table = model._recipe.table
     rows = table.rows(switches(10), device=torch.device("cpu"), dtype=torch.float32)
     table.prepare(rows)
     assert rows.n_columns == 6
     assert_array_equal(rows.known.all(0), [True] * 4 + [False] * 2)
     assert_allclose(rows.block(0, 10)[:, 4:], FIRST_MEAN)
-    assert model._blueprint.hidden.without(rows).n_columns == 4
+    assert hidden_entries(model._recipe.table).without(rows).n_columns == 4
 
 
 # ------------------------------------------------------------------------------
@@ -390,11 +391,11 @@ def test_a_machine_below_its_base_goes_back_to_it(base):
     X = switches()
     model = _fitted((3, 2), X, {"pretraining": "layerwise", "base": base})
     rows = model._rows(X)
-    model._blueprint.table.prepare(rows)
+    model._recipe.table.prepare(rows)
     guard = model.net_.guard_
     guard.best = guard.best._replace(gain=-0.1)
     guard.shown = {"gain_over_base": -0.2, "gain_error": 0.05}
-    model._blueprint.after_training(model.net_, rows)
+    model._recipe.after_training(model.net_, rows)
     model._log_z = LogZ()
     expected = model.base_.log_prob(torch.as_tensor(STATES).float()).numpy()
     assert_allclose(model.score_samples(STATES), expected, atol=1e-3)

@@ -112,7 +112,7 @@ def test_a_flow_has_the_noise_in_it(monkeypatch):
 
     monkeypatch.setattr(bases, "fit_flow", lambda *args: Flow(torch.zeros(2), 1.0))
     model = NCEDensity(**still, noise="nsf").fit(clusters())
-    assert not model._blueprint.takes_noise_off
+    assert model._recipe.base.clean is model._recipe.base.noisy
     with pytest.warns(UserWarning, match="deconvolve, because"):
         NCEDensity(**still, noise="nsf", deconvolve=False).fit(clusters())
 
@@ -179,8 +179,8 @@ def test_gains_are_those_of_the_model_that_is_left(name):
 def test_copies_of_held_out_rows_are_held_out():
     x = torch.as_tensor(clusters(120))
     rows = Rows(x.repeat(3, 1), None, dtype=DOUBLE, device="cpu")
-    blueprint = ScoreMatchingDensity(**still).fit(clusters(60))._blueprint
-    train, held_out = blueprint.hold_out(rows, seeded())
+    recipe = ScoreMatchingDensity(**still).fit(clusters(60))._recipe
+    train, held_out = recipe.family.hold_out(recipe, rows, seeded())
     assert (len(train), len(held_out)) == (324, 36)
     seen = {tuple(row) for row in train.block(0, 324).tolist()}
     assert not seen & {tuple(row) for row in held_out.block(0, 36).tolist()}
@@ -189,7 +189,7 @@ def test_copies_of_held_out_rows_are_held_out():
 def test_few_distinct_rows_are_not_held_out():
     x = torch.as_tensor(clusters(49)).repeat(3, 1)
     rows = Rows(x, None, dtype=DOUBLE, device="cpu")
-    blueprint = ScoreMatchingDensity(**still).fit(clusters(60))._blueprint
-    train, held_out = blueprint.hold_out(rows, seeded())
+    recipe = ScoreMatchingDensity(**still).fit(clusters(60))._recipe
+    train, held_out = recipe.family.hold_out(recipe, rows, seeded())
     assert train is rows
     assert held_out is None

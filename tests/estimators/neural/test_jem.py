@@ -13,6 +13,7 @@ from skebm import EnergyOutlierDetector, JEMClassifier
 from skebm.energies import MLP, Conv
 from skebm.estimators import Hybrid
 from skebm.estimators.neural.jem import class_weights
+from skebm.partition import ImportanceSampling
 from skebm.samplers import (
     GibbsWithGradients,
     Langevin,
@@ -27,6 +28,8 @@ from tests.support.tiers import full, only_full
 
 small = {"network": MLP((16,)), "n_iter": 5, "sigma": 0.3, "random_state": 0}
 small |= {"learning_rate": 0.02, "chains": Persistent(n_steps=2)}
+# Where the base and log Z have no part in what is shown.
+quick = small | {"base": "gaussian", "partition": ImportanceSampling(500)}
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +39,8 @@ def moons():
         MLP((32, 32)),
         base="mixture",
         chains=Persistent(n_steps=3),
-        n_iter=100,
-        learning_rate=0.01,
+        n_iter=50,
+        learning_rate=0.02,
         random_state=0,
     )
     return model.fit(rows[:400], labels[:400]), rows[400:], labels[400:]
@@ -88,7 +91,7 @@ def test_holes_are_filled_and_noise_is_taken_off(moons):
 def test_weight_zero_is_the_classifier_in_plain_torch():
     settings = {"generative_weight": 0, "batch_size": len(X), "n_iter": 20, "random_state": 0}
     settings |= {"dtype": "float64", "optimizer": AdamW(schedule="constant")}
-    settings |= {"objective": Hybrid(power=1.0)}
+    settings |= {"objective": Hybrid(power=1.0), "base": "gaussian"}
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
     found = JEMClassifier(network, **settings).fit(X, Y).logits(X)
@@ -128,7 +131,7 @@ def test_rows_without_labels_help():
     ],
 )
 def test_labels_of_any_type(labels):
-    model = JEMClassifier(**small).fit(X, labels)
+    model = JEMClassifier(**quick).fit(X, labels)
     assert set(model.predict(X)) <= set(np.unique(labels))
     assert model.score(X, labels) > 0.5
     two = len(np.unique(labels)) == 2
@@ -177,7 +180,7 @@ def test_chains_of_classes_start_at_normal_distributions():
     for k, label in enumerate(model.classes_):
         assert_allclose(base.means[k], z[labels == label].mean(0), atol=1e-5)
         assert base.weights[k] == pytest.approx((labels == label).sum() / 70)
-    trained = JEMClassifier(**small, base="classes").fit(X, Y)
+    trained = JEMClassifier(**quick | {"base": "classes"}).fit(X, Y)
     assert np.isfinite(trained.score_samples(X)).all()
 
 
@@ -195,7 +198,8 @@ def test_noise_is_for_both_terms_unless_asked_otherwise():
 def test_the_weight_of_a_density_of_many_columns_is_small(n_columns, weight):
     rows = np.random.default_rng(0).standard_normal((20, n_columns))
     labels = np.arange(20) % 2
-    found = JEMClassifier(MLP((4,)), base="gaussian", n_iter=1).fit(rows, labels)
+    kind = {"base": "gaussian", "chains": Persistent(n_steps=1), "n_iter": 1}
+    found = JEMClassifier(MLP((4,)), **kind).fit(rows, labels)
     assert found.generative_weight_ == pytest.approx(weight)
     assert found.set_params(generative_weight=0.5).fit(rows, labels).generative_weight_ == 0.5
 
@@ -254,7 +258,7 @@ def test_the_density_is_that_of_clean_rows_unless_asked_otherwise():
 
 
 def test_noise_is_taken_off_by_the_model_of_noisy_rows():
-    kind = small | {"generative_weight": 1.0, "n_iter": 20}
+    kind = quick | {"generative_weight": 1.0, "n_iter": 10}
     model = JEMClassifier(**kind, objective=Hybrid(power=0.5)).fit(X, Y)
     noisy = JEMClassifier(**kind, objective=Hybrid(power=0.5, deconvolve=False)).fit(X, Y)
     sigma = noisy.sigma_ * noisy.units_.scale
@@ -285,7 +289,7 @@ def test_bits():
 
 @pytest.mark.parametrize("statistic", ["log_density", "max_proba", "score_norm"])
 def test_it_detects_by_any_statistic(statistic):
-    detector = EnergyOutlierDetector(JEMClassifier(**small), statistic=statistic, contamination=0.1)
+    detector = EnergyOutlierDetector(JEMClassifier(**quick), statistic=statistic, contamination=0.1)
     detector.fit(X, Y)
     assert set(detector.predict(X)) == {-1, 1}
 
@@ -305,7 +309,7 @@ def test_as_good_as_logistic_regression_where_that_is_right():
 
 def refused(match, rows=X, labels=Y, error=ValueError, **params):
     with pytest.raises(error, match=match):
-        JEMClassifier(**small | params).fit(rows, labels)
+        JEMClassifier(**quick | params).fit(rows, labels)
 
 
 def test_labels_that_are_none():
@@ -328,9 +332,9 @@ def test_rows_that_are_none():
 @pytest.mark.filterwarnings("ignore:Columns")
 def test_few_rows():
     labels = np.where(np.arange(80) == 5, "yew", Y)
-    model = JEMClassifier(**small).fit(X, labels)
+    model = JEMClassifier(**quick).fit(X, labels)
     assert "yew" in model.classes_
-    two = JEMClassifier(**small).fit(X[:2], ["a", "b"])
+    two = JEMClassifier(**quick).fit(X[:2], ["a", "b"])
     assert np.isfinite(two.predict_proba(X)).all()
 
 

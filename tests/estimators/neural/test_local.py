@@ -9,7 +9,7 @@ from skebm import ContrastiveDivergenceDensity
 from skebm.base import Binary, Categorical, Mixed
 from skebm.distributions import Columns, IndependentBernoulli, IndependentCategorical
 from skebm.energies import MLP, BoltzmannMachine, NeuralEnergy, PairwiseCorrection
-from skebm.estimators.neural.blueprint import are_states, energy_of
+from skebm.estimators.neural.family import are_states, energy_of
 from skebm.samplers import Gibbs, GibbsWithGradients, Persistent
 from tests.estimators.rbm.test_local import bars, normal, of_base
 from tests.objectives.test_local import all_rows
@@ -31,7 +31,7 @@ def density(objective="pseudo_likelihood", **params):
 # ------------------------------------------------------------------------------
 
 
-@each_rule
+@pytest.mark.parametrize("objective", leading(1, RULES))
 def test_a_fit_makes_new_rows_more_likely_than_the_base(objective):
     X, new = bars(500, 0), bars(500, 1)
     model = density(objective, base="independent").fit(X)

@@ -51,7 +51,7 @@ def model():
 
 
 def test_columns_become_what_they_are(model):
-    blocks = model._blueprint.table.blocks
+    blocks = model._recipe.table.blocks
     assert isinstance(model.energy_.domain, Mixed)
     assert [block.names for block in blocks] == [["member"], ["city"], ["x"]]
     assert isinstance(model.base_, LatentClasses)
@@ -78,7 +78,7 @@ def test_training_leaves_no_model_below_its_base():
 
 
 def test_samples_are_tables_like_the_rows(model):
-    drawn = model.sample(400, random_state=0)
+    drawn = model.sample(400, random_state=0, n_steps=10)
     assert list(drawn.dtypes) == list(frame().dtypes)
     assert set(drawn["city"]) <= set(LEVELS)
     share = (drawn["x"] > 40).mean()
@@ -91,7 +91,7 @@ def test_imputations_keep_what_is_known(model):
     holes = X.copy()
     holes.loc[:9, "city"] = None
     holes.loc[5:14, "x"] = np.nan
-    filled = model.impute(holes, random_state=0)
+    filled = model.impute(holes, random_state=0, n_steps=10)
     assert not filled.isna().any(axis=None)
     known = holes.notna()
     for name in X:
@@ -193,7 +193,7 @@ def test_missing_entries_are_refused_by_name(model):
     with pytest.raises(ValueError, match="by impute"):
         model.score_samples(X)
     with pytest.warns(UserWarning, match="did not occur in fit"):
-        filled = model.impute(frame(2).assign(city="Paris"), random_state=0)
+        filled = model.impute(frame(2).assign(city="Paris"), random_state=0, n_steps=2)
     assert set(filled["city"]) <= set(LEVELS)
 
 

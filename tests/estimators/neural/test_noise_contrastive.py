@@ -178,7 +178,7 @@ def test_bridges_lead_to_data_far_from_the_noise():
 
 def test_one_classifier_of_data_far_from_the_noise_is_announced():
     rows, _ = on_a_plane(1000)
-    with pytest.warns(ConvergenceWarning, match="n_bridges of at least"):
+    with pytest.warns(ConvergenceWarning, match="Set n_bridges to"):
         model = NCEDensity(**far, network=MLP((32,)), n_bridges=1, n_iter=100).fit(rows)
     new, truth = on_a_plane(1000, 1)
     assert np.mean(-model.energy(new) - truth) - model.log_partition_learned_ < -5

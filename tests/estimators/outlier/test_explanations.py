@@ -14,7 +14,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
 
 from skebm import EnergyOutlierDetector, RBMEstimator
-from tests.contracts.test_estimators import binary_rows
+from tests.support.tables import binary_rows
 
 
 def gaussian(spread=1.0, n=1500):

@@ -145,7 +145,7 @@ def test_pessimistic_ends_decide_and_are_found_only_where_they_may():
 @full
 def test_hidden_units_are_as_few_as_the_rows_say(monkeypatch):
     """Noise of 30 bits: what 256 units learn of 400 rows is wrong."""
-    monkeypatch.setattr("skebm.estimators.rbm.blueprint.ENOUGH_STEPS", 1500)
+    monkeypatch.setattr("skebm.estimators.rbm.family.ENOUGH_STEPS", 1500)
     x = (np.random.default_rng(0).random((400, 30)) < 0.5).astype(float)
     plain = {"learning": "pcd", "partition": None, "random_state": 0}
     model = RBMEstimator(base="independent", **plain).fit(x)

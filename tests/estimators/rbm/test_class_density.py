@@ -37,7 +37,7 @@ def test_rows_that_gain_nothing_leave_the_base():
         warnings.simplefilter("error")  # who asks for classes is told of clear losses only
         model = classifier().fit(X, y)
     assert model.density_ == "base"
-    trained = replace(model._blueprint, p_is_base=False)
+    trained = replace(model._recipe.family, p_is_base=False)
     assert trained.judged(Gain(-0.1, 0.2)).p_is_base
     with pytest.warns(ConvergenceWarning, match=r"p\(x\) is its base"):
         assert trained.judged(Gain(-0.3, 0.2)).p_is_base
@@ -54,21 +54,21 @@ def test_rows_that_gain_keep_the_model(settings):
         model = classifier(**settings).fit(X, y)
     assert model.density_ == "model"
     assert model.score_samples(X).mean() > base_mean(model, X) + 0.1
-    assert model._blueprint.guard_seed is None
+    assert model._recipe.guard_seed is None
 
 
 def test_a_trial_takes_no_rows_from_the_fit(monkeypatch):
     X, y = bits(300, copied=True)
     judged = classifier().fit(X, y)
     monkeypatch.setattr(
-        "skebm.estimators.rbm.classifier.p_by_trial", lambda blueprint, *others: blueprint
+        "skebm.estimators.rbm.classifier.p_by_trial", lambda recipe, *others: recipe
     )
     np.testing.assert_array_equal(judged.logits(X), classifier().fit(X, y).logits(X))
 
 
 @pytest.mark.parametrize("copied", [True, False])
 def test_of_many_rows_some_are_left_out_of_the_fit(copied, monkeypatch):
-    monkeypatch.setattr("skebm.estimators.rbm.class_blueprint.MOST_IN_TRIALS", 299)
+    monkeypatch.setattr("skebm.estimators.rbm.class_family.MOST_IN_TRIALS", 299)
     seen = []
     fit = EnergyNet.partial_fit
     monkeypatch.setattr(

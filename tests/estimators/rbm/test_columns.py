@@ -302,7 +302,7 @@ def test_zeros_beside_numbers_are_a_number():
     X = np.random.default_rng(0).normal(size=(60, 3)) + 3
     X[:, 1], X[:, 2] = 0.0, X[:, 2] > 3
     model = rbm(base="independent", n_iter=1).fit(X)
-    bits, numbers = model._blueprint.table.blocks
+    bits, numbers = model._recipe.table.blocks
     assert (bits.columns, numbers.columns) == ([2], [0, 1])
     far, near = model.score_samples([[3.0, 40.0, 1.0], [3.0, 0.0, 1.0]])
     assert np.isfinite(far)

@@ -76,7 +76,7 @@ def test_a_trial_that_fails_loses(n_failing, monkeypatch):
 
     monkeypatch.setattr(ValidationFits, "_net", noting)
     monkeypatch.setattr(EnergyNet, "partial_fit", failing)
-    monkeypatch.setattr("skebm.estimators.rbm.blueprint.ENOUGH_STEPS", 20)
+    monkeypatch.setattr("skebm.estimators.rbm.family.ENOUGH_STEPS", 20)
     model = RBMEstimator(categorical_features=[2], n_iter=20, random_state=0)
     model.fit(rows_with_holes(210))
     assert len(starts) > 2

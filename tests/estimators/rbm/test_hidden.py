@@ -13,7 +13,7 @@ from sklearn.utils import get_tags
 from skebm import DeepBeliefNetwork, RBMEstimator, SpikeSlabRBM, SubspaceRBM
 from skebm.estimators import SpikeSlab, Subspace
 from skebm.objectives import Centering
-from tests.contracts.test_estimators import binary_rows, real_rows
+from tests.support.tables import binary_rows, real_rows
 
 FEW = {"n_iter": 3, "random_state": 0}
 PAIRS = {

@@ -202,21 +202,21 @@ def mixed():
 def test_means_and_modes_are_those_of_the_conditional(model):
     X = np.array([[np.nan, 1, np.nan, 1, np.nan, 0], [np.nan] * 6])
     p = np.exp(model.score_samples(STATES))
-    mean = model.impute(X, random_state=0, how="mean", n_steps=1500)
+    mean = model.impute(X, random_state=0, how="mean", n_steps=600)
     agree = (np.isnan(X[:, None]) | (X[:, None] == STATES)).all(2)
     expected = np.stack([p * some @ STATES / (p @ some) for some in agree])
     assert_allclose(mean, np.where(np.isnan(X), expected, X), atol=0.09)
-    mode = model.impute(X, random_state=0, how="mode", n_steps=1500)
+    mode = model.impute(X, random_state=0, how="mode", n_steps=600)
     clear = np.abs(expected - 0.5) > 0.09
     assert_array_equal(mode[clear], np.where(np.isnan(X), expected > 0.5, X)[clear])
 
 
 def test_imputations_keep_the_kind_of_a_frame(mixed):
     holes = frame(30, seed=3).astype(object).mask(np.random.default_rng(0).random((30, 4)) < 0.5)
-    draws = mixed.impute(holes, random_state=0, n_draws=3)
+    draws = mixed.impute(holes, random_state=0, n_draws=3, n_steps=5)
     assert len(draws) == 3
     assert not draws[0].equals(draws[1])
-    for filled in (*draws, *(mixed.impute(holes, how=how) for how in ("mean", "mode"))):
+    for filled in (*draws, *(mixed.impute(holes, how=how, n_steps=5) for how in ("mean", "mode"))):
         assert (filled.dtypes == holes.dtypes).all()
         assert not filled.isna().any().any()
         assert set(filled["city"]) <= set(CITIES)

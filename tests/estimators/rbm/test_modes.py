@@ -10,7 +10,7 @@ import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
 from sklearn.datasets import load_digits
-from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import GridSearchCV
 from skorch.callbacks import Callback
 
@@ -32,7 +32,7 @@ from skebm.partition import (
 from skebm.samplers import FromData, Gibbs, Persistent
 from skebm.training import SGD, EarlyStopping
 from skebm.training.rows import Rows
-from tests.support.callbacks import Interrupt, Poison
+from tests.support.callbacks import Interrupt
 from tests.support.discovery import walk
 from tests.support.rbm import (
     METHODS,
@@ -93,17 +93,6 @@ def test_assigning_weights_discards_log_z(mode):
         assert model.log_partition_ > before + 0.1, name
         exact = Exact().estimate(model.energy_).value
         assert model.log_partition_ == pytest.approx(exact, abs=1e-9), name
-
-
-@with_log_z
-def test_score_is_the_mean_log_likelihood(mode):
-    model = fit(mode)
-    assert model.log_partition_kind_ == "exact"
-    assert model.log_partition_std_ == 0
-    assert model.score(X_NEW) == pytest.approx(model.score_samples(X_NEW).mean(), abs=1e-9)
-    assert_allclose(
-        model.score_samples(X_NEW), -model.energy(X_NEW) - model.log_partition_, rtol=0, atol=1e-9
-    )
 
 
 @with_log_z
@@ -170,19 +159,6 @@ def test_without_a_partition_the_score_is_a_pseudo_likelihood(mode):
 # ------------------------------------------------------------------------------
 # Warm starts and streams
 # ------------------------------------------------------------------------------
-
-
-@each_mode
-def test_warm_start_goes_on(mode):
-    params = {"n_iter": 3, "learning_rate": 0.05, "batch_size": 10, "partition": "auto"}
-    model = clone(MODES[mode]).set_params(warm_start=True, **params)
-    scores = [model.fit(X_CLEAR).score(X_CLEAR) for _ in range(3)]
-    if model.base_name_ == "independent":
-        assert scores[2] > scores[0] + 0.1
-    else:  # a tree says all there is to say about two switches before the first step
-        assert abs(scores[2] - scores[0]) < 0.05
-        assert scores[2] != scores[0]
-    assert model.set_params(warm_start=False).fit(X_CLEAR).score(X_CLEAR) == scores[0]
 
 
 def test_warm_start_keeps_the_chains():
@@ -502,16 +478,6 @@ def clear(**params):
     return fit_once(RBMEstimator(**params), X_CLEAR)
 
 
-@pytest.mark.parametrize("learning", leading(1, RULES))
-def test_averaging_gives_other_finite_weights(learning):
-    last = clear(**plain, learning=learning)
-    mean = clear(**plain, learning=learning, optimizer=SGD(averaging=0.9))
-    assert np.isfinite(mean.components_).all()
-    difference = np.abs(mean.components_ - last.components_).max()
-    assert 0 < difference < np.abs(last.components_).max()
-    assert mean.score(X_CLEAR) > independent_score(X_CLEAR) + 1.5
-
-
 def test_averaging_is_the_mean_of_the_epochs():
     """The first epochs enter with equal weight, whatever the decay."""
     seen = []
@@ -652,7 +618,7 @@ def fit_or_say_why(model, X):
         except FloatingPointError as error:
             assert re.search(r"epoch \d+, batch \d+", str(error))  # noqa: PT017
             return None, []
-    return model, [str(w.message) for w in caught if w.category is ConvergenceWarning]
+    return model, [str(w.message) for w in caught if issubclass(w.category, ConvergenceWarning)]
 
 
 @pytest.mark.parametrize(
@@ -682,22 +648,6 @@ def test_a_learning_rate_of_ten_is_mended_or_reported(learning, centering):
     assert model.score(DIGITS) > floor
 
 
-@pytest.mark.parametrize("learning", ["pcd", "exact"])
-def test_without_restarts_divergence_is_an_error(learning):
-    model = RBMEstimator(
-        10,
-        learning=learning,
-        learning_rate=100,
-        n_iter=4,
-        optimizer=SGD(max_restarts=0),
-        random_state=0,
-    )
-    with pytest.raises(FloatingPointError, match=r"epoch \d+, batch \d+.*learning_rate"):
-        model.fit(DIGITS)
-    with pytest.raises(NotFittedError):
-        model.predict(DIGITS)
-
-
 @pytest.mark.parametrize("learning", leading(1, ["pcd", "exact"]))
 def test_a_stream_that_diverges_keeps_its_last_good_weights(learning):
     params = {"batch_size": 100, "optimizer": SGD(max_restarts=0), "random_state": 0}
@@ -708,33 +658,6 @@ def test_a_stream_that_diverges_keeps_its_last_good_weights(learning):
     with pytest.raises(FloatingPointError, match=r"batch \d+"):
         model.partial_fit(DIGITS)
     assert model.score(DIGITS) == pytest.approx(before, abs=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("learning", "after", "averaging"),
-    [
-        ("pcd", 9, 0.9),
-        ("exact", 12, 0.0),
-        *(only_full("cd", after, 0.0) for after in (1, 12)),
-        *(only_full("pcd", after, 0.0) for after in (1, 9, 12)),
-        only_full("exact", 1, 0.9),
-    ],
-)
-def test_nan_in_the_weights_is_rolled_back(learning, after, averaging):
-    model = RBMEstimator(
-        **quick,
-        learning=learning,
-        learning_rate=0.05,
-        batch_size=10,
-        optimizer=SGD(averaging=averaging),
-        net_params={"callbacks": [Poison(after)]},
-    )
-    with pytest.warns(ConvergenceWarning, match="rolled back 1 times.*epoch.*batch"):
-        model.fit(X)
-    assert model.n_restarts_ == 1
-    assert model.n_iter_ == 5
-    assert all(np.isfinite(w).all() for w in weights(model))
-    assert model.score(X) > independent_score(X) - 0.1
 
 
 @full

@@ -18,13 +18,10 @@ from skebm.base import Batch
 from skebm.distributions import Gaussian, IndependentBernoulli
 from skebm.energies import BernoulliRBM
 from skebm.estimators.rbm import safety
-from skebm.estimators.rbm.blueprint import (
-    RBMBlueprint,
-    design,
-    still_rising,
-)
 from skebm.estimators.rbm.choice import BaseChoice
+from skebm.estimators.rbm.family import design, still_rising
 from skebm.estimators.rbm.safety import N_CHAINS, N_HELD_OUT, rbm_log_ratios
+from skebm.estimators.recipe import Recipe
 from skebm.estimators.tables.table import probability_table
 from skebm.objectives import ContrastiveDivergence
 from skebm.partition import Exact
@@ -312,14 +309,14 @@ def fitted_gaussian(model, X, *, guards):
         warnings.simplefilter("ignore")
         rows = model.fit(X)._rows(X)
     if not guards:
-        rows = rows_apart(rows, N_HELD_OUT, model._blueprint.guard_seed)[0]
+        rows = rows_apart(rows, N_HELD_OUT, model._recipe.guard_seed)[0]
     return model, Gaussian.fit(rows.block(0, len(rows)).double())
 
 
 @pytest.mark.parametrize("learner", [RBMEstimator, SpikeSlabRBM])
 def test_rows_that_guard_are_new_to_the_base(learner, monkeypatch):
     """If it had been fitted to them, models that are worse than it would look better."""
-    monkeypatch.setattr(RBMBlueprint, "gain_of_all_rows", lambda self, rows: -math.inf)
+    monkeypatch.setattr(Recipe, "gain_of_all_rows", lambda self, rows: -math.inf)
     X = np.random.default_rng(0).normal(size=(400, 3))
     kind = {"base": "gaussian", "n_iter": 5, "random_state": 0}
     model, base = fitted_gaussian(learner(4, **kind), X, guards=False)
@@ -329,7 +326,7 @@ def test_rows_that_guard_are_new_to_the_base(learner, monkeypatch):
 
 @pytest.mark.parametrize("learner", leading(1, [RBMEstimator, SpikeSlabRBM]))
 def test_where_less_is_gained_the_base_is_of_all_rows(learner, monkeypatch):
-    monkeypatch.setattr(RBMBlueprint, "gain_of_all_rows", lambda self, rows: math.inf)
+    monkeypatch.setattr(Recipe, "gain_of_all_rows", lambda self, rows: math.inf)
     X = np.random.default_rng(0).normal(size=(400, 3))
     kind = {"base": "gaussian", "n_iter": 5, "random_state": 0}
     model, base = fitted_gaussian(learner(4, **kind), X, guards=True)
@@ -348,14 +345,14 @@ def test_what_all_rows_add_to_a_base_is_what_is_expected():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = RBMEstimator(2, base="gaussian", n_iter=1, random_state=0)
-        blueprint = model.fit(rng.normal(size=(n, d)))._blueprint
+        recipe = model.fit(rng.normal(size=(n, d)))._recipe
     found = []
     for _ in range(30):
         rows = model._rows(rng.normal(size=(n, d)))
-        train, guards = rows_apart(rows, N_HELD_OUT, blueprint.guard_seed)
+        train, guards = rows_apart(rows, N_HELD_OUT, recipe.guard_seed)
         assert (len(train), len(guards)) == (540, 60)
         base = Gaussian.fit(train.block(0, 540).double(), shrinkage=0.0).to("cpu", rows.dtype)
-        found.append(dataclasses.replace(blueprint, base=base).gain_of_all_rows(rows))
+        found.append(dataclasses.replace(recipe, base=base).gain_of_all_rows(rows))
     expected = (d + d * (d + 1) / 2) / 2 * (1 / 540 - 1 / 600)
     error = np.std(found) / len(found) ** 0.5
     assert error < expected / 5
@@ -412,7 +409,7 @@ def test_a_spurious_mode_brings_back_earlier_weights(bits, monkeypatch):
         kept.append(energy.weight.detach().clone())
         return LogRatios(torch.full((4,), next(gains)), 0.0, 0.1, energy.base.sample(4, generator))
 
-    monkeypatch.setattr("skebm.estimators.rbm.blueprint.rbm_log_ratios", told)
+    monkeypatch.setattr("skebm.estimators.rbm.family.rbm_log_ratios", told)
     with pytest.warns(ConvergenceWarning, match="epoch 2"):
         model = RBMEstimator(**OURS).fit(bits)
     assert torch.equal(model.energy_.weight, kept[2])
@@ -429,7 +426,7 @@ def test_after_a_large_loss_training_goes_on_from_the_best_weights_at_half_the_r
         gain = torch.full((4,), gains[len(kept) - 1])
         return LogRatios(gain, 0.0, 0.1, energy.base.sample(4, generator))
 
-    monkeypatch.setattr("skebm.estimators.rbm.blueprint.rbm_log_ratios", told)
+    monkeypatch.setattr("skebm.estimators.rbm.family.rbm_log_ratios", told)
     model = RBMEstimator(**OURS, optimizer=SGD(schedule="constant", averaging=averaging))
     with pytest.warns(ConvergenceWarning, match="after epoch 1 of 4"):
         model.fit(bits)
@@ -486,14 +483,15 @@ def test_gains_that_still_rise(gains, quarters, rise):
 
 def test_training_that_has_not_converged_says_so(bits):
     """Once, and not beside the note that the base is as good."""
-    plan = RBMEstimator(2, learning="pcd", n_iter=1, random_state=0).fit(bits)._blueprint
+    recipe = RBMEstimator(2, learning="pcd", n_iter=1, random_state=0).fit(bits)._recipe
     history = [{"gain_over_base": 0.1 * k, "gain_error": 0.01} if k % 2 else {} for k in range(40)]
     net = SimpleNamespace(history=history, n_before_=0, note_="", max_epochs=40)
     with pytest.warns(ConvergenceWarning, match="n_iter"):
-        plan.check_trained(net, bits)
+        recipe.family.check_trained(recipe, net, bits)
     with warnings.catch_warnings():
         warnings.simplefilter("error", ConvergenceWarning)
-        plan.check_trained(SimpleNamespace(**vars(net) | {"note_": "There is one."}), bits)
+        noted = SimpleNamespace(**vars(net) | {"note_": "There is one."})
+        recipe.family.check_trained(recipe, noted, bits)
 
 
 @pytest.mark.parametrize(
@@ -502,17 +500,17 @@ def test_training_that_has_not_converged_says_so(bits):
 )
 def test_training_that_has_not_left_its_base_says_so(bits, gain, error, n_iter, warns):
     """Unless it took as many steps as by default."""
-    plan = RBMEstimator(2, learning="pcd", n_iter=1, random_state=0).fit(bits)._blueprint
-    per_epoch = -(-len(bits) // plan.plan.batch_size)
-    plan = dataclasses.replace(plan, short=n_iter * per_epoch < 10_000)
+    recipe = RBMEstimator(2, learning="pcd", n_iter=1, random_state=0).fit(bits)._recipe
+    per_epoch = -(-len(bits) // recipe.plan.batch_size)
+    recipe = recipe.with_settings(short=n_iter * per_epoch < 10_000)
     history = [{"gain_over_base": gain, "gain_error": error}]
     net = SimpleNamespace(history=history, n_before_=0, note_="", max_epochs=n_iter)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        plan.check_trained(net, bits)
+        recipe.family.check_trained(recipe, net, bits)
     said = [str(w.message) for w in caught]
     assert len(said) == warns
-    assert all(f"Set n_iter to {-(-10_000 // per_epoch)} or more; if" in text for text in said)
+    assert all(f"Set n_iter to {-(-10_000 // per_epoch)} or more." in text for text in said)
 
 
 @pytest.mark.parametrize(("n_iter", "short"), [(3, True), (10_000, False), ("auto", False)])
@@ -521,7 +519,7 @@ def test_a_fit_is_short_if_it_was_asked_for_few_steps(bits, n_iter, short):
     model = RBMEstimator(2, learning="pcd", n_iter=n_iter, random_state=0)
     table = probability_table(bits)
     base = IndependentBernoulli(torch.zeros(bits.shape[1]))
-    plan = design(
+    recipe = design(
         model, table, base, BaseChoice("independent", model.n_components, ""), rows, streaming=False
     )
-    assert plan.short == short
+    assert recipe.family.short == short

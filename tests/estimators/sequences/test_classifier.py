@@ -29,7 +29,7 @@ from skebm.samplers import FromData, Persistent
 from skebm.training import EarlyStopping
 from skebm.training.rows import Rows
 from skebm.training.segments import Segments
-from tests.contracts.test_estimators import Interrupt
+from tests.support.callbacks import Interrupt
 from tests.support.checks import parametrize_with_checks
 from tests.support.storage import by_joblib, by_pickle, by_skops
 from tests.support.tiers import full, leading, named, only_full
@@ -437,7 +437,7 @@ def test_further_sequences():
     model = clone(CASES["discriminative"]).set_params(learning_rate=0.02)
     model.partial_fit(X, y, classes=["rise", "fall", "none"])
     before = model.score(new, labels)
-    for _ in range(30):
+    for _ in range(15):
         model.partial_fit(new, labels)
     assert model.score(new, labels) > before
     assert model.predict_proba(new).shape == (240, 3)
@@ -489,7 +489,7 @@ def test_scikit_learn_checks(estimator, check):
     check(estimator)
 
 
-@pytest.mark.parametrize("store", [by_pickle, by_joblib, by_skops])
+@pytest.mark.parametrize("store", leading(1, [by_skops, by_pickle, by_joblib]))
 @pytest.mark.parametrize("name", named(["discriminative"], CASES))
 def test_stored_models_go_on(name, store):
     X, y = remembering(30)

@@ -34,7 +34,7 @@ def test_it_is_what_the_formula_says(kind, name, monkeypatch):
         model, "_means", lambda biases, *_: biases.visible.new_full((len(biases.visible), d), 0.25)
     )
     found = np.split(model.score_in_context(X), np.cumsum([len(x) for x in X])[:-1])
-    quarter = model._blueprint.table.invert(torch.full((1, d), 0.25, dtype=torch.float64))[0]
+    quarter = model._recipe.table.invert(torch.full((1, d), 0.25, dtype=torch.float64))[0]
     for x, own in zip(X, found, strict=True):
         given = model.score_samples(x)
         assert_allclose(own[-1], given[-1])

@@ -182,7 +182,7 @@ def test_ways_to_pass_sequences_agree():
     assert by_song.n_features_in_ == 3
 
 
-@pytest.mark.parametrize("store", [by_pickle, by_joblib, by_skops])
+@pytest.mark.parametrize("store", leading(1, [by_skops, by_pickle, by_joblib]))
 def test_stored_detectors_say_the_same(store):
     X = notes(24, np.random.default_rng(0), length=6)
     detector = SequenceOutlierDetector(TemporalRBM(**QUICK), random_state=0).fit(X)

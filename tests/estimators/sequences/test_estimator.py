@@ -15,7 +15,7 @@ from skebm.base import Batch, Clamp
 from skebm.distributions import ChowLiuTree, Columns, Gaussian, IndependentBernoulli
 from skebm.energies import MixedRBM, RowwiseRBM, TemporalEnergy
 from skebm.energies.rbm.temporal import exact_log_z
-from skebm.estimators.sequences.blueprint import autoregression
+from skebm.estimators.sequences.family import autoregression
 from skebm.estimators.sequences.table import first_frames
 from skebm.objectives import TemporalDivergence
 from skebm.partition.given import rowwise_log_z, rowwise_log_z_from
@@ -23,10 +23,10 @@ from skebm.samplers import FromData, Persistent
 from skebm.training import EarlyStopping
 from skebm.training.rows import Rows
 from skebm.training.segments import Segments
-from tests.contracts.test_estimators import Interrupt
+from tests.support.callbacks import Interrupt
 from tests.support.checks import parametrize_with_checks
 from tests.support.storage import by_joblib, by_pickle, by_skops
-from tests.support.tiers import full, named
+from tests.support.tiers import full, leading, named
 
 F64 = torch.float64
 D, H = 3, 2
@@ -271,7 +271,7 @@ each = pytest.mark.parametrize("name", named(["conditional", "recurrent"], CASES
 @pytest.mark.parametrize("name", named(["conditional"], CASES))
 def test_the_past_is_worth_its_nats(name):
     X = pattern(300)
-    model = clone(CASES[name]).set_params(n_iter=200).fit(X)
+    model = clone(CASES[name]).set_params(n_iter=100).fit(X)
     alone = RBMEstimator(4, n_iter=50, random_state=0).fit(X)
     assert model.score(X) > alone.score(X) + 0.3
     late = model.predict_next(X[:5])
@@ -282,7 +282,7 @@ def test_the_past_is_worth_its_nats(name):
 @pytest.mark.parametrize("name", named(["recurrent"], CASES))
 def test_frames_are_scored_alike_in_any_company(name):
     one, other = pattern(30), pattern(60, seed=1)
-    model = clone(CASES[name]).set_params(n_iter=10).fit([one, other])
+    model = clone(CASES[name]).set_params(n_iter=2).fit([one, other])
     both = np.concatenate([one, other])
     found = model.score_samples(both, lengths=[30, 60])
     np.testing.assert_allclose(model.score_samples([one, other]), found, rtol=1e-5)
@@ -516,7 +516,7 @@ def test_scikit_learn_checks(estimator, check):
     check(estimator)
 
 
-@pytest.mark.parametrize("store", [by_pickle, by_joblib, by_skops])
+@pytest.mark.parametrize("store", leading(1, [by_skops, by_pickle, by_joblib]))
 @each
 def test_stored_models_go_on(name, store):
     X = pattern(60)

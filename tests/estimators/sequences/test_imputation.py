@@ -17,7 +17,7 @@ from skebm.distributions import (
 )
 from skebm.energies import MixedRBM, RowwiseRBM, TemporalEnergy
 from skebm.energies.rbm.temporal import exact_log_z
-from skebm.estimators.sequences.blocks import Windows
+from skebm.estimators.sequences.blocks import ColouredWindows
 from skebm.estimators.sequences.clamped import ClampedChains
 from skebm.estimators.sequences.imputation import stretches
 from tests.support.tiers import full, named, only_full
@@ -276,7 +276,7 @@ def test_log_z_of_numbers_does_not_depend_on_their_regression(base):
 
 
 def test_windows_of_a_colour_do_not_interact():
-    windows = Windows(3, 1, 4)
+    windows = ColouredWindows(3, 1, 4)
     assert windows.n_colours == 3
     cpu = torch.device("cpu")
     active = torch.stack([windows.active(k, 20, cpu) for k in range(3)])
@@ -347,7 +347,7 @@ def test_means_are_those_of_all_completions():
     log_p = model.score_samples(list(completions)).reshape(len(states), -1).sum(1)
     p = np.exp(log_p - log_p.max())
     expected = p @ states / p.sum()
-    found = model.impute(missing, random_state=0, how="mean", n_steps=200)[np.isnan(missing)]
+    found = model.impute(missing, random_state=0, how="mean", n_steps=100)[np.isnan(missing)]
     assert_allclose(found, expected, atol=0.08)
     assert np.abs(expected - 0.5).max() > 0.2
 
@@ -383,7 +383,7 @@ def test_categories_come_back_as_categories():
     missing.loc[[11, 50], "loud"] = np.nan
     missing.loc[30, "on"] = None
     for how in ("sample", "mean", "mode"):
-        found = model.impute(missing, random_state=0, how=how, n_steps=6)
+        found = model.impute(missing, random_state=0, how=how, n_steps=2)
         assert list(found.columns) == list(frame.columns)
         assert set(found["note"]) == {"c", "e", "g", "a"}
         assert_array_equal(found.drop([10, 50])["note"], frame.drop([10, 50])["note"])
@@ -391,7 +391,7 @@ def test_categories_come_back_as_categories():
         assert_allclose(found["loud"].drop([11, 50]), known)
         assert np.isfinite(found["loud"]).all()
         assert set(found["on"]) == {True, False}
-    mean = model.impute(missing, random_state=0, how="mean", n_steps=40)
+    mean = model.impute(missing, random_state=0, how="mean", n_steps=20)
     assert mean.loc[[10, 50], "note"].tolist() == frame.loc[[10, 50], "note"].tolist()
 
 

@@ -81,7 +81,7 @@ def test_later_fits_do_not_change_a_stream():
 
 def test_frames_of_any_form():
     frame = pd.DataFrame({"note": list("cega") * 20, "loud": np.arange(80.0) % 7})
-    model = TemporalRBM(4, order=1, n_iter=80, learning_rate=0.02, random_state=0).fit(frame)
+    model = TemporalRBM(4, order=1, n_iter=30, learning_rate=0.05, random_state=0).fit(frame)
     expected = model.score_samples(frame)[:3]
     stream = model.stream(frame[:1])
     found = [stream.score(frame.iloc[1]), stream.score(frame.iloc[[2]])]

@@ -37,7 +37,7 @@ from skebm import (
     TractableDensity,
 )
 from skebm.energies import MLP
-from skebm.estimators import TableEncoder
+from skebm.estimators import TableEncoder, Windows
 from skebm.estimators.base import N_REFERENCE
 from skebm.samplers import ReplayBuffer
 from tests.support.tiers import named
@@ -140,6 +140,7 @@ CASES = {
     "product": (ProductOfDensities(random_state=0), alone(reals), 2 * 8 * (2 * WIDTH + 4)),
     "tractable": (TractableDensity("gaussian"), alone(reals), 0),
     # The rows among which neighbours of incomplete ones are found, of at most 2,000.
+    "windows": (Windows(12), alone(reals), 0),
     "encoder": (TableEncoder(), alone(reals), 8 * WIDTH),
     # The statistic of each calibration row, with which new rows are compared.
     "detector": (EnergyOutlierDetector(TractableDensity("gaussian")), alone(reals), 8),
@@ -230,7 +231,7 @@ def test_arrays_of_a_pickle_may_be_read_only(name):
 
 def statistic(model):
     """A number for each of twenty rows or frames, by which a model is used."""
-    if isinstance(model, TableEncoder | DeepBeliefNetwork | HopfieldMemory):
+    if isinstance(model, TableEncoder | Windows | DeepBeliefNetwork | HopfieldMemory):
         return model.transform(bits(20))
     if isinstance(model, GatedRBM):
         return model.score_samples(bits(20)[:, :3], bits(20)[:, 3:])

@@ -100,7 +100,7 @@ def test_diagrams_show_the_columns(detector):
         model = make_pipeline(TableEncoder(), TractableDensity("gaussian")).fit(trips())
     for shown in (encoder, model, detector):
         assert "rarity of the level" in shown._repr_html_()
-    assert "rarity" not in TableEncoder()._repr_html_()
+    assert "<summary>Columns" not in TableEncoder()._repr_html_()
 
 
 def test_storage(detector):

@@ -9,7 +9,7 @@ from scipy import sparse
 from skebm.base import Binary, Categorical, Real
 from skebm.estimators.neural.conditional.table import conditional_table
 from skebm.estimators.rbm.gated.table import pair_table, with_any_y
-from skebm.estimators.sequences.label_blueprint import LabelBlock
+from skebm.estimators.sequences.label_family import LabelBlock
 from skebm.estimators.tables.blocks import (
     BitBlock,
     LevelBlock,

@@ -32,17 +32,12 @@ from skebm.estimators.base import (
     fraction_of_early_stopping,
     upper_quantile,
 )
-from skebm.estimators.neural.blueprint import (
-    CONFIGS,
-    NEURAL_CONSTRAINTS,
-    SIGMA,
-    network_of,
-    neural_plan,
-)
-from skebm.estimators.neural.conditional.blueprint import (
+from skebm.estimators.neural.conditional.family import (
     BASES,
+    N_HELD_OUT,
     OBJECTIVES,
-    ConditionalBlueprint,
+    ConditionalFamily,
+    ConditionalRecipe,
     fit_conditional_base,
     guarding_rows,
     noise_of,
@@ -58,6 +53,14 @@ from skebm.estimators.neural.conditional.table import (
     conditional_table,
     conditions_coding,
 )
+from skebm.estimators.neural.family import (
+    CONFIGS,
+    NEURAL_CONSTRAINTS,
+    SIGMA,
+    network_of,
+    neural_plan,
+)
+from skebm.estimators.recipe import Recipe
 from skebm.estimators.tables.table import Table, shown_names
 from skebm.partition.given import (
     ConditionalAIS,
@@ -160,6 +163,8 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
         One entry per epoch. Twenty entries of a fit also have ``gain_over_base`` and
         ``gain_error``: the mean log-likelihood ratio of held-out rows to the base, and its standard
         error, in nats.
+    converged_ : bool
+        Whether the last fit ended without a :class:`~skebm.base.TrainingWarning`.
     n_iter_, n_restarts_ : int
         Number of epochs and of roll-backs.
     energy_, net_ : ConditionalEnergy, EnergyNet
@@ -222,7 +227,7 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
     _configs = {name: CONFIGS[name] for name in ("network", "optimizer", "early_stopping")} | {
         "partition": lambda value, names: ConditionalAIS(),
     }
-    _blueprint: ConditionalBlueprint
+    _recipe: ConditionalRecipe
     _judged: ReferenceRows
 
     def __init__(
@@ -275,7 +280,7 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
 
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
-    ) -> ConditionalBlueprint:
+    ) -> ConditionalRecipe:
         if before is None:
             seed = draw_seed(self.random_state_)
             kept, guards = rows, not (streaming or fraction_of_early_stopping(self.early_stopping))
@@ -285,11 +290,13 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
             denoises = self.objective == "score_matching"
             sigma = noise_of(self.sigma, rows, table) if denoises else None
         else:
-            last = self._blueprint
-            base, name, sigma, seed = last.base, last.base_name, last.sigma, last.seed
-            if self.objective != last.rule or self.base not in ("auto", name):
+            last = self._recipe
+            assert last.guard_seed is not None
+            base, name, seed = last.base, str(last.base_name), last.guard_seed
+            rule, sigma = last.family.rule, last.family.sigma
+            if self.objective != rule or self.base not in ("auto", name):
                 raise ValueError(
-                    f'The weights are those of objective="{last.rule}" and base="{name}": with '
+                    f'The weights are those of objective="{rule}" and base="{name}": with '
                     "warm_start and partial_fit they must not change. Clone the estimator to "
                     "start anew."
                 )
@@ -299,17 +306,15 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
             n_numbers = NUMBERS_OF_DRAW * n_rows * self.n_draws * table.domain.n_columns
             what = f"n_draws={self.n_draws} with {n_rows} rows in a batch"
             check_memory(what, float(n_numbers), rows.dtype, rows.device)
-        return ConditionalBlueprint(
-            table=table,
-            plan=plan,
+        family = ConditionalFamily(
             rule=self.objective,
             network_config=network_of(self),
-            base=base,
-            base_name=name,
             sigma=sigma,
             n_draws=int(self.n_draws),
             n_steps=int(self.n_steps),
-            seed=seed,
+        )
+        return Recipe(
+            table, plan, base, family, base_name=name, n_guards=N_HELD_OUT, guard_seed=seed
         )
 
     # ---------------------------------------------------------------- likelihoods
@@ -319,7 +324,7 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
 
         Rows of one condition share its log Z, and the error of it.
         """
-        energy, table = self._energies(rows), self._blueprint.table
+        energy, table = self._energies(rows), self._recipe.table
         c = rows.block(0, len(rows))[:, : table.n_conditions]
         if table.n_conditions:
             distinct, place, counts = c.unique(dim=0, return_inverse=True, return_counts=True)
@@ -339,14 +344,12 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
 
     def _normalisers(self, c: Tensor, *, upper: bool, least_chains: int = 1) -> LogZGiven:
         """log Z of conditions c (n, dc), in double precision."""
-        blueprint, ais = self._blueprint, self.partition_
-        n_numbers = (
-            NUMBERS_OF_DRAW * ais.n_chains * DRAWS_PER_CHAIN * blueprint.table.domain.n_columns
-        )
+        recipe, ais = self._recipe, self.partition_
+        n_numbers = NUMBERS_OF_DRAW * ais.n_chains * DRAWS_PER_CHAIN * recipe.table.domain.n_columns
         check_memory(f"n_chains={ais.n_chains}", float(n_numbers), torch.float64)
-        energy = blueprint.scoring_energy(self.energy_)
+        energy = self._scoring_energy()
         ais.set_params(n_chains=max(least_chains, ais.n_chains))
-        settings = Annealing(ais, blueprint.step_size, self.net_.seed_)
+        settings = Annealing(ais, recipe.family.step_size, self.net_.seed_)
         verbose = int(self.verbose)
         return log_z_of_conditions(energy, c.double(), settings, upper=upper, verbose=verbose)
 
@@ -445,7 +448,7 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
             C = coding.encode(C, 1, type(self).__name__)
         rows = np.full((len(C), d), np.nan)
         rows[:, given] = check_array(C, dtype=np.float64, input_name="C", estimator=self)
-        found = torch.from_numpy(self._blueprint.table.conditions(rows))
+        found = torch.from_numpy(self._recipe.table.conditions(rows))
         return found.to(like.device, like.dtype)
 
     @as_frame_of_targets
@@ -472,7 +475,7 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
         ndarray of shape (n_samples, n_features - n_conditions)
             In the units of x. With `return_std_error` a tuple of two such arrays.
         """
-        c, table = self._conditions(C), self._blueprint.table
+        c, table = self._conditions(C), self._recipe.table
         # Chains of the mean of a condition, at least.
         chains_of_mean = 200
         found = self._normalisers(c, upper=False, least_chains=chains_of_mean)
@@ -518,7 +521,7 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
         whole_number("n_steps", n_steps, 1)
         check_temperature(temperature)
         c, energy, power = self._conditions(C), self.energy_, 1 / temperature
-        step = self._blueprint.step_size * temperature
+        step = self._recipe.family.step_size * temperature
         generator, width = self._generator(random_state), energy.target_domain.n_columns + 1
 
         rows = []
@@ -530,7 +533,7 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
                 values, x = annealed_log_z(LangevinSteps(given, many, step, power), N_DRAW_BETAS)
                 x = resample(x, values, one()[:, 0], 1)
                 rows.append(LangevinSteps(given, one, step, power).rows_after(x, n_steps))
-        return self._blueprint.table.invert(torch.cat([c, torch.cat(rows)], 1))
+        return self._recipe.table.invert(torch.cat([c, torch.cat(rows)], 1))
 
     # ---------------------------------------------------------------- fitted attributes
 
@@ -562,10 +565,10 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
     def base_(self) -> RegressionMixture:
         """The fitted base."""
         check_is_fitted(self)
-        return self._blueprint.base
+        return self._recipe.base
 
     @property
     def base_name_(self) -> str:
         """Kind of the base: "linear", "residuals" or "mixture"."""
         check_is_fitted(self)
-        return self._blueprint.base_name
+        return str(self._recipe.base_name)

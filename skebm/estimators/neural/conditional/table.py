@@ -127,7 +127,7 @@ def as_frame_of_targets(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def returning(self: Any, C: Any, *args: Any, **kwargs: Any) -> Any:
         found = method(self, C, *args, **kwargs)
-        names = self._blueprint.table.targets[0].names
+        names = self._recipe.table.targets[0].names
         if isinstance(found, tuple):
             return type(found)(frame_beside(C, part, names) for part in found)
         return frame_beside(C, found, names)

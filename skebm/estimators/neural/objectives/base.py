@@ -13,7 +13,7 @@ from skebm._validation import StrOptions
 from skebm.base import Real as RealDomain
 from skebm.base import Sampler
 from skebm.estimators.base import set_by_name
-from skebm.estimators.neural.blueprint import CONFIGS, N_STEPS, Rule
+from skebm.estimators.neural.family import CONFIGS, N_STEPS, Rule
 from skebm.estimators.tables.bases import Bases
 from skebm.estimators.tables.table import Table
 from skebm.estimators.tables.unchanged import check_setting_stays

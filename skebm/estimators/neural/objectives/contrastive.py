@@ -15,7 +15,7 @@ from skebm._validation import Interval, StrOptions
 from skebm.base import Domain, Mixed, Objective, Real, Sampler
 from skebm.base.domains import parts_of
 from skebm.energies import NeuralEnergy
-from skebm.estimators.neural.blueprint import (
+from skebm.estimators.neural.family import (
     BASE,
     POLICIES,
     SIGMA,

@@ -14,7 +14,7 @@ from skebm.base import Sampler
 from skebm.distributions import Distribution, NormalizingFlow
 from skebm.distributions.transformed.flow import FLOWS
 from skebm.energies import NeuralEnergy, Spec, build_network
-from skebm.estimators.neural.blueprint import SIGMA, Rule, confine, reach_of, sampler_of
+from skebm.estimators.neural.family import SIGMA, Rule, confine, reach_of, sampler_of
 from skebm.estimators.neural.objectives.base import REAL_ROWS, NeuralObjective, TrainingStart
 from skebm.estimators.tables.bases import Bases, fit_flow, noise_level
 from skebm.estimators.tables.table import Table

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
 from skebm._validation import Interval, StrOptions, draw_seed, warn
 from skebm.base import Real as RealDomain
-from skebm.base import Sampler
+from skebm.base import Sampler, TrainingWarning
 from skebm.distributions import Distribution, Gaussian, GaussianMixture, TruncatedGaussian
 from skebm.distributions.transformed.flow import FLOWS
 from skebm.energies import (
@@ -24,7 +23,7 @@ from skebm.energies import (
     build_network,
     fit_waymarks,
 )
-from skebm.estimators.neural.blueprint import (
+from skebm.estimators.neural.family import (
     DOMAIN,
     SIGMA,
     ChainRule,
@@ -134,12 +133,13 @@ class NoiseRule(ChainRule):
             return
         n, real = self.n_bridges, not self.discrete and self.form == "logistic"
         pairs = "rows and draws of the noise" if n == 1 else "neighbouring waymarks"
-        more = f" or n_bridges of at least {2 * n + 2}," if real else ""
+        more = [(f"Set n_bridges to {2 * n + 2} or more.", "n_bridges")] if real else []
         warn(
             f"The network classifies {accuracy:.1%} of {pairs} correctly: they are too far apart "
-            "for the classifier to learn their density ratio, so its densities are unreliable. "
-            f"Choose noise nearer to the data,{more} or a larger sigma.",
-            ConvergenceWarning,
+            "for their density ratio to be learned, so that densities are unreliable.",
+            TrainingWarning,
+            *more,
+            ("Choose a base nearer to the data, or a larger sigma.", "base", "sigma"),
         )
 
 

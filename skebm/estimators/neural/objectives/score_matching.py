@@ -15,7 +15,7 @@ from skebm._validation import Interval, StrOptions, as_numbers, draw_seed
 from skebm.base import Sampler
 from skebm.distributions import Distribution
 from skebm.energies import NeuralEnergy
-from skebm.estimators.neural.blueprint import Rule, hmc_of
+from skebm.estimators.neural.family import Rule, hmc_of
 from skebm.estimators.neural.objectives.base import REAL_ROWS, NeuralObjective, TrainingStart
 from skebm.estimators.tables.bases import (
     REAL_BASES,

@@ -34,7 +34,13 @@ from skebm.estimators.base import (
     atomic,
     raises_interrupt,
 )
-from skebm.estimators.rbm.gated.blueprint import GatedBlueprint, fit_target_base, gated_plan
+from skebm.estimators.rbm.gated.family import (
+    N_HELD_OUT,
+    GatedFamily,
+    GatedRecipe,
+    fit_target_base,
+    gated_plan,
+)
 from skebm.estimators.rbm.gated.given import (
     draws,
     enumerates_layer,
@@ -42,6 +48,7 @@ from skebm.estimators.rbm.gated.given import (
     means,
 )
 from skebm.estimators.rbm.gated.table import Pairs, pair_table, with_any_y
+from skebm.estimators.recipe import Recipe
 from skebm.estimators.tables.table import Table
 from skebm.partition.given import ConditionalAIS
 from skebm.training import AdamW, EarlyStopping
@@ -117,9 +124,9 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
         best weights; settings in :class:`skebm.training.EarlyStopping`.
     warm_start : bool, default=False
         Continue from the weights of the previous `fit`, with the same base and units.
-    device : str, default="auto"
-        ``"auto"`` is a GPU if there is one.
-    dtype : {"float32", "float64"}, default="float32"
+    device : str or int, default="auto"
+        ``"auto"`` is a GPU if there is one; ``"gpu"`` is one, a number k the GPU ``"cuda:k"``.
+    dtype : {"float32", "float64"} or type, default="float32"
         Precision of training. Results for pairs are computed in double precision.
     <<net_params>>
 
@@ -141,6 +148,8 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
     history_ : list of dict
         One entry per epoch: energy gap, reconstruction error of y; learning rate, seconds; a few
         times per fit also ``gain_over_base`` and ``gain_error`` of held-out pairs, in nats.
+    converged_ : bool
+        Whether the last fit ended without a :class:`~skebm.base.TrainingWarning`.
     n_iter_, n_restarts_ : int
         Number of epochs, and number of roll-backs.
     energy_, net_ : GatedEnergy, EnergyNet
@@ -188,7 +197,7 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
         "early_stopping": lambda value, names: EarlyStopping(),
         "partition": lambda value, names: ConditionalAIS(n_chains=4, n_betas=100),
     }
-    _blueprint: GatedBlueprint
+    _recipe: GatedRecipe
 
     def __init__(
         self,
@@ -290,8 +299,8 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
 
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
-    ) -> GatedBlueprint:
-        base = fit_target_base(rows, table) if before is None else self._blueprint.base
+    ) -> GatedRecipe:
+        base = fit_target_base(rows, table) if before is None else self._recipe.base
         plan = gated_plan(self, rows, streaming=streaming)
         check_memory(
             f"n_factors={self.n_factors} and n_components={self.n_components} with "
@@ -300,8 +309,8 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
             rows.dtype,
             rows.device,
         )
-        n_hidden, n_factors = int(self.n_components), int(self.n_factors)
-        return GatedBlueprint(table, plan, base, n_factors, n_hidden, int(self.n_gibbs))
+        family = GatedFamily(int(self.n_factors), int(self.n_components), int(self.n_gibbs))
+        return Recipe(table, plan, base, family, n_guards=N_HELD_OUT)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -400,17 +409,17 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
         of: Any = None,
     ) -> np.ndarray:
         """A function of rows in double precision, (n, ...); `of` another energy than that of p."""
-        energy = self._blueprint.scoring_energy(self.energy_ if of is None else of)
+        energy = self._scoring_energy(of)
         blocks = [rows.block(k, min(k + BLOCK, len(rows))) for k in range(0, len(rows), BLOCK)]
         with torch.no_grad():
             found = torch.cat([function(energy, x.double()) for x in blocks]).cpu().numpy()
-        return self._blueprint.table.check_finite(found, rows, what)
+        return self._recipe.table.check_finite(found, rows, what)
 
     def _alone(self, X: Any) -> tuple[Rows, np.dtype]:
         """Rows x without their y, and their precision."""
         check_is_fitted(self)
         found = self._validate(X)
-        return self._rows_of(with_any_y(found, self._blueprint.table)), found.dtype
+        return self._rows_of(with_any_y(found, self._recipe.table)), found.dtype
 
     # ---------------------------------------------------------------- mapping units
 
@@ -463,11 +472,11 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
             found = self._of_x(rows)[1]
         else:
             h = torch.from_numpy(self._check_mapping(mapping, len(rows)))
-            energy = self._blueprint.scoring_energy(self._energy_of_net)
+            energy = self._scoring_energy(self._energy_of_net)
             x = rows.block(0, len(rows))[:, : energy.n_given].double()
             with torch.no_grad():
                 target = energy.given(x).visible(h.to(x.device)).mean.cpu().numpy()
-            found = self._blueprint.table.check_finite(target, rows, "y")
+            found = self._recipe.table.check_finite(target, rows, "y")
         return self._outwards(torch.from_numpy(found), dtype)
 
     def _of_x(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
@@ -494,7 +503,7 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
 
     def _outwards(self, y: Tensor, dtype: Any) -> np.ndarray:
         """Rows y of the energy in the units of the data."""
-        (target,) = self._blueprint.table.targets
+        (target,) = self._recipe.table.targets
         found = target.to_units(y.detach().cpu().double().numpy()).astype(dtype, copy=False)
         return found[:, 0] if self._one_column else found
 
@@ -544,13 +553,13 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
     def density_(self) -> str:
         """What p(y | x) is, the model or the base."""
         check_is_fitted(self)
-        return "base" if self._blueprint.without_filters else "model"
+        return "base" if self._recipe.family.without_filters else "model"
 
     @property
     def base_(self) -> Distribution:
         """Independent columns of y."""
         check_is_fitted(self)
-        return self._blueprint.base
+        return self._recipe.base
 
     @property
     def given_components_(self) -> np.ndarray:

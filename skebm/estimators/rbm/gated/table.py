@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from skebm._validation import warn
+from skebm.base import DataWarning
 from skebm.estimators.tables.blocks import (
     ColumnBlock,
     NumberBlock,
@@ -41,7 +42,7 @@ def pair_table(
         warn(
             f"Columns {constant} of y are constant. They are modelled as normal around their "
             "value, with a standard deviation of 0.01 to 1: drop them if they cannot vary.",
-            UserWarning,
+            DataWarning,
         )
     return Table(blocks, n_given=1, merges_copies=False)
 

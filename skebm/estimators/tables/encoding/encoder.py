@@ -21,6 +21,7 @@ from skebm._validation import (
     is_frame,
     validate_data,
 )
+from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import atomic
 from skebm.estimators.tables.columns import Coding, column_names
 from skebm.estimators.tables.encoding.dates import DATES, DURATIONS, Times, read_times
@@ -46,7 +47,7 @@ from skebm.estimators.tables.units import extreme_factors
 from skebm.training.streams import SourceMixin
 
 
-class TableEncoder(SourceMixin, TransformerMixin, BaseEstimator):
+class TableEncoder(DocLinkMixin, SourceMixin, TransformerMixin, BaseEstimator):
     """Encode a table with columns of any kind as standardised numbers, for densities of numbers.
 
     `columns_` says what became of each column:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from skebm._validation import warn
+from skebm.base import DataWarning
 from skebm.estimators.tables.encoding.levels import LevelCodes
 from skebm.estimators.tables.encoding.numbers import Deviation, Feature
 
@@ -99,9 +100,9 @@ def say(notes: list[Note], verbose: int) -> None:
             said.append(f"{_named(concerned)}: {remedy}")
     if said:
         warn(
-            f"A density learns little of these columns. {'. '.join(said)}.\n"
-            "columns_ of the TableEncoder says what became of all columns.",
-            UserWarning,
+            f"A density learns little of these columns. {'. '.join(said)}.",
+            DataWarning,
+            ("columns_ of the TableEncoder says what became of each.",),
         )
 
 

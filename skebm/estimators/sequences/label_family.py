@@ -1,10 +1,10 @@
-"""Frames with a label: their block, and the settings of a classifier of frames."""
+"""Frames with a label: their block, and the family of classifiers of frames."""
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,7 +15,8 @@ from skebm.distributions import Columns, Distribution, IndependentCategorical
 from skebm.distributions.independent import blocks_of
 from skebm.energies import TemporalEnergy
 from skebm.energies.rbm.labels import forget_labels, log_label_proba
-from skebm.estimators.sequences.blueprint import TemporalBlueprint
+from skebm.estimators.recipe import Family
+from skebm.estimators.sequences.family import TemporalFamily
 from skebm.estimators.sequences.table import FrameWindows
 from skebm.estimators.tables.bases import SHRINKAGE
 from skebm.estimators.tables.blocks import ColumnBlock
@@ -24,6 +25,9 @@ from skebm.objectives.temporal import LabelDivergence
 from skebm.training.rows import Rows
 from skebm.training.segments import Segments
 from skebm.training.selection import LogRatioOf, LogRatios
+
+if TYPE_CHECKING:
+    from skebm.training.engine import EnergyNet
 
 
 class LabelBlock(ColumnBlock):
@@ -78,49 +82,59 @@ def frame_base(base: Distribution) -> Distribution:
 
 
 @dataclass(frozen=True)
-class LabelBlueprint(TemporalBlueprint):
-    """Resolved settings of a classifier of frames.
+class LabelFamily(Family):
+    """Classifiers of frames: temporal RBMs of frames with their label.
 
     Attributes
     ----------
+    frames : TemporalFamily
     n_labels, label_order : int
         Number of labels, and of labels before on which a frame depends.
     generative_weight : float
         Weight of -log p(frame given the past) beside the cross-entropy, from 0 to 1.
     """
 
+    frames: TemporalFamily
     n_labels: int
     label_order: int
     generative_weight: float
 
-    def objective(self, generator: torch.Generator) -> LabelDivergence:
-        plain = super().objective(generator)
+    def objective(self, recipe: Any, generator: torch.Generator) -> LabelDivergence:
+        frames = self.frames
         return LabelDivergence(
-            plain.energy,
+            frames.new_energy(recipe, generator),
             self.n_labels,
             self.label_order,
             self.generative_weight,
-            self.rule,
-            self.n_steps,
-            self.n_targets,
-            self.n_windows,
+            frames.rule,
+            frames.n_steps,
+            recipe.table.layout.n_targets,
+            frames.n_windows,
         )
 
     @torch.no_grad()
-    def initialise(self, energy: TemporalEnergy, rows: Rows) -> None:
+    def initialise(self, recipe: Any, energy: TemporalEnergy, rows: Rows) -> None:
         """Initialise as without labels; weights of labels that are too far back become zero."""
-        super().initialise(energy, rows)
+        self.frames.initialise(recipe, energy, rows)
         forget_labels(energy, self.n_labels, self.label_order)
 
-    @property
-    def log_ratios(self) -> LogRatioOf:
+    def hold_out(
+        self, recipe: Any, rows: Rows, generator: torch.Generator
+    ) -> tuple[Rows, Rows | None]:
+        return self.frames.hold_out(recipe, rows, generator)
+
+    def log_ratios(self, recipe: Any) -> LogRatioOf:
         """Of frames and labels if learning is generative; otherwise that of labels alone."""
         if self.generative_weight == 1:
-            return super().log_ratios
-        return functools.partial(label_log_ratios, self.base, self.n_labels)
+            return self.frames.log_ratios(recipe)
+        return functools.partial(label_log_ratios, recipe.base, self.n_labels)
 
-    def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
-        found = super().without_effect(asked)
+    def set_to_base(self, recipe: Any, net: EnergyNet, rows: Rows) -> LabelFamily:
+        self.frames.set_to_base(recipe, net, rows)
+        return self
+
+    def without_effect(self, recipe: Any, asked: dict[str, Any]) -> dict[str, str]:
+        found = self.frames.without_effect(recipe, asked)
         if not self.generative_weight:
             why = "without a likelihood of frames no chains move"
             found |= {name: why for name in ("learning", "chains") if name in asked}

@@ -1,22 +1,21 @@
-"""Settings of a gated RBM that are resolved before training, and the guard of its fits."""
+"""The family of gated RBMs: their energy, what guards its fits, and what "auto" means."""
 
 from __future__ import annotations
 
 import functools
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm._validation import warn
-from skebm.base import Real, sampling
+from skebm.base import Real, TrainingWarning, sampling
 from skebm.distributions import Distribution, Gaussian, IndependentBernoulli
 from skebm.energies import GatedEnergy
 from skebm.energies.rbm.gated import MAX_LOG_PRECISION
-from skebm.estimators.base import GuardedBlueprint
+from skebm.estimators.recipe import Family, Recipe
 from skebm.estimators.tables.bases import column_means
 from skebm.estimators.tables.table import Table
 from skebm.objectives import ConditionalDivergence
@@ -24,7 +23,7 @@ from skebm.partition.given import gated_gains
 from skebm.training import AdamW
 from skebm.training.plan import TrainingPlan, asked_steps, plan_of
 from skebm.training.rows import Rows
-from skebm.training.selection import LogRatioOf, LogRatios, assess, n_held_out
+from skebm.training.selection import LogRatioOf, LogRatios, assess
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
@@ -44,24 +43,17 @@ NOTED_LOSS = 0.1
 
 
 @dataclass(frozen=True)
-class GatedBlueprint(GuardedBlueprint):
-    """Resolved settings of a gated RBM.
+class GatedFamily(Family):
+    """Gated RBMs, whose base has independent columns of y.
 
     Attributes
     ----------
-    table : Table
-    plan : TrainingPlan
-    base : IndependentBernoulli or Gaussian
-        Independent columns of y.
     n_factors, n_hidden, n_steps : int
     without_filters : bool
         Whether p(y given x) is the base: without training, and where held-out pairs, or else the
         training pairs, are less likely under the trained model.
     """
 
-    table: Table
-    plan: TrainingPlan
-    base: Distribution
     n_factors: int
     n_hidden: int
     n_steps: int
@@ -69,11 +61,11 @@ class GatedBlueprint(GuardedBlueprint):
     needs_validation_rows: ClassVar[bool] = True
     of_what: ClassVar[str] = "p(y given x)"
 
-    def objective(self, generator: torch.Generator) -> ConditionalDivergence:
-        dtype = self.plan.torch_dtype
+    def objective(self, recipe: GatedRecipe, generator: torch.Generator) -> ConditionalDivergence:
+        dtype = recipe.plan.torch_dtype
         energy = GatedEnergy(
-            self.base.to(generator.device, dtype),
-            self.table.given[0].domain,
+            recipe.base.to(generator.device, dtype),
+            recipe.table.given[0].domain,
             self.n_factors,
             self.n_hidden,
             generator=generator,
@@ -86,7 +78,7 @@ class GatedBlueprint(GuardedBlueprint):
         return ConditionalDivergence(energy, self.n_steps, assessed)
 
     @torch.no_grad()
-    def initialise(self, energy: GatedEnergy, rows: Rows) -> None:
+    def initialise(self, recipe: GatedRecipe, energy: GatedEnergy, rows: Rows) -> None:
         """Offsets at the means of the columns, and filter responses of the right size."""
         mean = column_means(rows)
         energy.given_offset.copy_(mean[: energy.n_given])
@@ -96,30 +88,24 @@ class GatedBlueprint(GuardedBlueprint):
             width = float(block.double().var(0, correction=0).mean().sqrt())
             filters.div_(max(width, 0.01))
 
-    def hold_out(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
-        """Hold out a tenth of the pairs, at most 200, and more of few."""
-        n = n_held_out(len(rows), N_HELD_OUT)
-        return rows.split(n, generator) if n else (rows, None)
-
-    @property
-    def log_ratios(self) -> LogRatioOf:
+    def log_ratios(self, recipe: GatedRecipe) -> LogRatioOf:
         return pair_log_ratios
 
     # ---------------------------------------------------------------- the trained model
 
-    def energy(self, trained: GatedEnergy) -> GatedEnergy:
+    def energy(self, recipe: GatedRecipe, trained: GatedEnergy) -> GatedEnergy:
         """The energy of p(y given x)."""
         return trained.without_filters() if self.without_filters else trained
 
-    def scoring_energy(self, energy: GatedEnergy) -> GatedEnergy:
+    def scoring_energy(self, recipe: GatedRecipe, energy: GatedEnergy) -> GatedEnergy:
         """A copy in double precision, whose rounding is below what a row is given in."""
         return energy.in_double()
 
-    def base_alone(self, net: EnergyNet, rows: Rows) -> GatedBlueprint:
+    def set_to_base(self, recipe: GatedRecipe, net: EnergyNet, rows: Rows) -> GatedFamily:
         """Independent columns of y, beside mapping units of the trained model."""
         return replace(self, without_filters=True)
 
-    def check_trained(self, net: EnergyNet, rows: Rows) -> None:
+    def check_trained(self, recipe: GatedRecipe, net: EnergyNet, rows: Rows) -> None:
         """Warn of variances of y given the mapping units that collapsed."""
         narrow = net.module_.energy.log_precision >= MAX_LOG_PRECISION
         places = narrow.nonzero().ravel().tolist()
@@ -127,9 +113,13 @@ class GatedBlueprint(GuardedBlueprint):
             warn(
                 f"The variances of columns {places} of y given x and the mapping units became the "
                 f"least that is allowed, {math.exp(-MAX_LOG_PRECISION):.0e} of those of the "
-                "columns, which are constant or determined by x. Drop them if they are constant.",
-                ConvergenceWarning,
+                "columns, which are constant or determined by x.",
+                TrainingWarning,
+                ("Drop them if they are constant.",),
             )
+
+
+GatedRecipe: TypeAlias = Recipe[GatedFamily]
 
 
 def pair_log_ratios(energy: GatedEnergy, x: Tensor, generator: torch.Generator) -> LogRatios:

@@ -1,4 +1,4 @@
-"""Settings of a temporal RBM that are resolved before training."""
+"""The family of temporal RBMs: their energy, held-out frames, log Z, and what "auto" means."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from skebm.distributions import Columns, Distribution, Gaussian
 from skebm.distributions.independent import blocks_of
 from skebm.energies import MixedRBM, TemporalEnergy
 from skebm.energies.rbm.temporal import RowwiseRBM, exact_log_z
-from skebm.estimators.base import GuardedBlueprint
-from skebm.estimators.sequences.table import FrameWindows
+from skebm.estimators.base import fraction_of_early_stopping
+from skebm.estimators.recipe import Family, Recipe
 from skebm.estimators.tables.table import Table
 from skebm.objectives.temporal import TemporalDivergence
 from skebm.partition.given import (
@@ -60,17 +60,11 @@ EXACT_COST = 1e5
 
 
 @dataclass(frozen=True)
-class TemporalBlueprint(GuardedBlueprint):
-    """Resolved settings of a temporal RBM.
+class TemporalFamily(Family):
+    """Temporal RBMs.
 
     Attributes
     ----------
-    table : Table
-    plan : TrainingPlan
-    base : Distribution
-        Of a frame.
-    base_name : str or None
-        None if the base was passed.
     n_hidden, order : int
     recurrent : bool
     rule : {"cd", "pcd", "exact"}
@@ -78,43 +72,35 @@ class TemporalBlueprint(GuardedBlueprint):
         Gibbs steps of a chain.
     n_windows : int
         Windows that are trained on.
-    guarded : bool
-        Whether held-out frames guard the training.
     """
 
-    table: Table
-    plan: TrainingPlan
-    base: Distribution
-    base_name: str | None
     n_hidden: int
     order: int
     recurrent: bool
     rule: str
     n_steps: int
     n_windows: int
-    guarded: bool
 
-    @property
-    def n_targets(self) -> int:
-        """Number of frames of a window that are trained on."""
-        assert isinstance(self.table.layout, FrameWindows)
-        return self.table.layout.n_targets
+    def objective(self, recipe: Any, generator: torch.Generator) -> TemporalDivergence:
+        energy, n_targets = self.new_energy(recipe, generator), recipe.table.layout.n_targets
+        return TemporalDivergence(
+            energy, self.rule, self.n_steps, n_targets, self.n_windows, frames_log_prob
+        )
 
-    def objective(self, generator: torch.Generator) -> TemporalDivergence:
-        dtype = self.plan.torch_dtype
-        base = self.base.to(generator.device, dtype)
+    def new_energy(self, recipe: Any, generator: torch.Generator) -> TemporalEnergy:
+        """Untrained energy of small random weights."""
+        dtype = recipe.plan.torch_dtype
+        base = recipe.base.to(generator.device, dtype)
         rbm = MixedRBM(base, self.n_hidden, generator=generator, scale=SCALE, dtype=dtype)
         energy = TemporalEnergy(rbm, self.order, self.recurrent)
         with torch.no_grad():
             for parameter in (energy.lag_hidden, energy.state_hidden):
                 if parameter is not None:
                     parameter.normal_(0.0, SCALE, generator=generator)
-        return TemporalDivergence(
-            energy, self.rule, self.n_steps, self.n_targets, self.n_windows, frames_log_prob
-        )
+        return energy
 
     @torch.no_grad()
-    def initialise(self, energy: TemporalEnergy, rows: Rows) -> None:
+    def initialise(self, recipe: Any, energy: TemporalEnergy, rows: Rows) -> None:
         """Start real columns at their linear autoregression, with the variances that it leaves."""
         assert isinstance(rows, Segments)
         real = energy.rbm.real_columns
@@ -131,32 +117,31 @@ class TemporalBlueprint(GuardedBlueprint):
         found = torch.linalg.solve(moved.t().double(), both.double()).to(weight)
         energy.lag_visible[real], energy.rbm.visible_bias[real] = found[:, :-1], found[:, -1]
 
-    def hold_out(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
+    def hold_out(
+        self, recipe: Any, rows: Rows, generator: torch.Generator
+    ) -> tuple[Rows, Rows | None]:
         """Hold out a tenth of the sequences, or the last tenth of few ones."""
         assert isinstance(rows, Segments)
-        if not self.guarded:
+        if not recipe.n_guards:
             return rows, None
         train, held_out = rows.split(len(rows) // 10, generator)
-        n = max(1, N_HELD_OUT // rows.n_targets)
+        n = max(1, recipe.n_guards // rows.n_targets)
         pick = torch.randperm(len(held_out), generator=generator, device=rows.device)[:n]
         return train, held_out.subset(pick)
 
-    @property
-    def log_ratios(self) -> LogRatioOf:
-        return functools.partial(frame_log_ratios, self.base, self.n_targets)
+    def log_ratios(self, recipe: Any) -> LogRatioOf:
+        return functools.partial(frame_log_ratios, recipe.base, recipe.table.layout.n_targets)
 
-    def base_alone(self, net: EnergyNet, rows: Rows) -> TemporalBlueprint:
+    def set_to_base(self, recipe: Any, net: EnergyNet, rows: Rows) -> TemporalFamily:
         """The base of single frames."""
         with torch.no_grad():
             for parameter in net.module_.energy.parameters():
                 parameter.zero_()
         return self
 
-    def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
-        found = super().without_effect(asked)
-        if self.rule == "exact" and "chains" in asked:
-            found["chains"] = "learning is exact"
-        return found
+    def without_effect(self, recipe: Any, asked: dict[str, Any]) -> dict[str, str]:
+        without = self.rule == "exact" and "chains" in asked
+        return {"chains": "learning is exact"} if without else {}
 
 
 def autoregression(rows: Segments, order: int, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -342,7 +327,38 @@ def rate_of(rows: Segments, order: int, domain: Domain) -> float:
     return REAL_RATE * math.exp(0.5 * float(variance.log().mean()))
 
 
-def temporal_plan(estimator: Any, rows: Segments, domain: Domain, streaming: bool) -> TrainingPlan:
+def frames_recipe(
+    estimator: Any,
+    rows: Segments,
+    table: Table,
+    base: Distribution,
+    name: str | None,
+    *,
+    recurrent: bool,
+    streaming: bool,
+) -> Recipe[TemporalFamily]:
+    """The recipe of a fit, of which the base and its name are known."""
+    rule, n_steps = learning_rule(estimator, estimator.n_components, table.domain.n_columns)
+    guarded = not (fraction_of_early_stopping(estimator.early_stopping) or streaming)
+    family = TemporalFamily(
+        n_hidden=int(estimator.n_components),
+        order=int(estimator.order),
+        recurrent=recurrent,
+        rule=rule,
+        n_steps=n_steps,
+        n_windows=len(rows),
+    )
+    return Recipe(
+        table=table,
+        plan=_temporal_plan(estimator, rows, table.domain, streaming),
+        base=base,
+        base_name=name,
+        family=family,
+        n_guards=N_HELD_OUT if guarded and len(rows.x) >= FEWEST_FRAMES else 0,
+    )
+
+
+def _temporal_plan(estimator: Any, rows: Segments, domain: Domain, streaming: bool) -> TrainingPlan:
     """Steps of a fit: AdamW."""
     (rate, size, n_iter), n_windows = asked_steps(estimator), len(rows)
     rate = rate_of(rows, estimator.order, domain) if rate == "auto" else float(rate)

@@ -1,4 +1,4 @@
-"""Settings of a conditional density that are resolved before training, its base and its guard."""
+"""The family of conditional densities: their energy, their base and what guards their fits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,13 +16,14 @@ from skebm.base.objective import Objective, weighted_mean
 from skebm.distributions import GaussianMixture, RegressionMixture
 from skebm.energies import ConditionalEnergy, Spec, build_network
 from skebm.energies.conditional import target_whitening
-from skebm.estimators.base import GuardedBlueprint
 from skebm.estimators.neural.conditional.normalisers import (
     MOST_NODES,
     N_PILOTS,
     by_quadrature,
     pilot_step,
 )
+from skebm.estimators.neural.family import check_initial_values
+from skebm.estimators.recipe import Family, Recipe
 from skebm.estimators.tables.bases import noise_level
 from skebm.estimators.tables.table import Table
 from skebm.objectives import (
@@ -37,9 +38,8 @@ from skebm.partition.given import (
     log_mean_of_chains,
     uniforms_of,
 )
-from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
-from skebm.training.selection import LogRatioOf, LogRatios, gain_by_more_rows, n_held_out
+from skebm.training.selection import LogRatioOf, LogRatios, n_held_out
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
@@ -58,48 +58,37 @@ N_CHAINS, N_BETAS = 4, 20
 
 
 @dataclass(frozen=True)
-class ConditionalBlueprint(GuardedBlueprint):
-    """Resolved settings of a conditional density.
+class ConditionalFamily(Family):
+    """Densities of rows given conditions, whose base is a regression mixture.
 
     Attributes
     ----------
-    table : Table
-    plan : TrainingPlan
     rule : {"nce", "score_matching", "contrastive_divergence"}
     network_config : object
         A copy of the parameter `network`.
-    base : RegressionMixture
-        Of rows (c, u) of the energy.
-    base_name : {"linear", "residuals", "mixture"}
     sigma : ndarray of shape (dx,) or None
         Noise level of score matching, in units of the rows.
-    n_draws, n_steps, seed : int
-        `seed` decides on the rows that are held out.
+    n_draws, n_steps : int
     step_size : float
         Of Langevin steps of the trained model.
     """
 
-    table: Table
-    plan: TrainingPlan
     rule: str
     network_config: Any
-    base: RegressionMixture
-    base_name: str
     sigma: Any
     n_draws: int
     n_steps: int
-    seed: int
     step_size: float = 0.1
     needs_validation_rows: ClassVar[bool] = True
     of_what: ClassVar[str] = "p(x given c)"
 
-    def objective(self, generator: torch.Generator) -> Objective:
-        dtype, n_conditions = self.plan.torch_dtype, self.table.n_conditions
+    def objective(self, recipe: ConditionalRecipe, generator: torch.Generator) -> Objective:
+        dtype, n_conditions = recipe.plan.torch_dtype, recipe.table.n_conditions
         sigma = None if self.sigma is None else torch.as_tensor(self.sigma)
-        base = self.base if sigma is None else self.base.convolved(sigma)
+        base = recipe.base if sigma is None else recipe.base.convolved(sigma)
         base = base.to(generator.device, dtype)
         whitening = target_whitening(base, n_conditions)
-        spec = Spec(self.table.domain.row_shape, generator, dtype, whitening=whitening)
+        spec = Spec(recipe.table.domain.row_shape, generator, dtype, whitening=whitening)
         energy = ConditionalEnergy(build_network(self.network_config, spec), base, n_conditions)
         if sigma is not None:
             level = sigma.to(generator.device, dtype)
@@ -108,76 +97,77 @@ class ConditionalBlueprint(GuardedBlueprint):
             return RankedConditional(energy, self.n_draws)
         return ClampedDivergence(energy, self.n_steps, self.n_draws)
 
-    def energy(self, trained: ConditionalEnergy) -> ConditionalEnergy:
+    def initialise(self, recipe: ConditionalRecipe, energy: Any, rows: Rows) -> None:
+        check_initial_values(energy, rows)
+
+    def energy(self, recipe: ConditionalRecipe, trained: ConditionalEnergy) -> ConditionalEnergy:
         """The energy of clean rows: with the base of these where training added noise."""
         if self.sigma is None:
             return trained
         like = next(trained.parameters())
-        return trained.with_base(self.base.to(like.device, like.dtype))
+        return trained.with_base(recipe.base.to(like.device, like.dtype))
 
-    def scoring_energy(self, energy: ConditionalEnergy) -> ConditionalEnergy:
+    def scoring_energy(
+        self, recipe: ConditionalRecipe, energy: ConditionalEnergy
+    ) -> ConditionalEnergy:
         """A copy in double precision, whose rounding is below what a row is given in."""
         return energy.in_double()
 
-    def hold_out(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
-        """The rows that neither the base nor the network sees, see :func:`guarding_rows`."""
-        return self._rows_apart(rows) or (rows, None)
+    def rows_apart(self, recipe: ConditionalRecipe, rows: Rows) -> tuple[Rows, Rows]:
+        """The rows that the base and the network see, and those that guard; see guarding_rows."""
+        assert recipe.guard_seed is not None
+        out = guarding_rows(rows, recipe.guard_seed)
+        return rows.subset((~out).nonzero().ravel()), rows.subset(out.nonzero().ravel())
 
-    @property
-    def log_ratios(self) -> LogRatioOf:
-        return functools.partial(conditional_log_ratios, self.energy)
+    def mean_of_base(self, recipe: ConditionalRecipe, rows: Rows) -> float:
+        """Mean log-likelihood of rows given their conditions, under the base."""
+        x, n_given = rows.block(0, len(rows)), recipe.table.n_conditions
+        with torch.no_grad():
+            found = recipe.base.to(rows.device, rows.dtype).given(x[:, :n_given])
+            value = found.log_prob(x[:, n_given:]).double()
+        return float(rows.counts / rows.counts.sum() @ value)
 
-    def after_training(self, net: EnergyNet, rows: Rows) -> ConditionalBlueprint:
-        """With a step size of the model's chains; the base where rows gain too little."""
-        found = super().after_training(net, rows)
-        energy = found.energy(net.module_.energy.eval())
+    def log_ratios(self, recipe: ConditionalRecipe) -> LogRatioOf:
+        return functools.partial(conditional_log_ratios, functools.partial(self.energy, recipe))
+
+    def fit_base(self, recipe: ConditionalRecipe, rows: Rows) -> RegressionMixture:
+        assert recipe.base_name is not None
+        assert recipe.guard_seed is not None
+        return fit_conditional_base(recipe.base_name, rows, recipe.table, recipe.guard_seed)[0]
+
+    def set_to_base(
+        self, recipe: ConditionalRecipe, net: EnergyNet, rows: Rows
+    ) -> ConditionalFamily:
+        """f = 0."""
+        generator = torch.Generator(rows.device).manual_seed(net.seed_)
+        net.replace(self.objective(recipe, generator))
+        net.module_.energy.network_share.zero_()
+        return self
+
+    def finalise(self, recipe: ConditionalRecipe, net: EnergyNet, rows: Rows) -> ConditionalFamily:
+        """With a step size of the model's chains."""
+        energy = self.energy(recipe, net.module_.energy.eval())
         generator = torch.Generator(rows.device).manual_seed(net.seed_)
         index = torch.linspace(0, len(rows) - 1, min(len(rows), N_PILOTS), device=rows.device)
         c, x = energy.split(rows.take(index.long()))
         with torch.no_grad(), sampling(energy):
             step = pilot_step(energy.given(c), x, generator)
-        return replace(found, step_size=step)
+        return replace(self, step_size=step)
 
-    def base_alone(self, net: EnergyNet, rows: Rows) -> ConditionalBlueprint:
-        """f = 0, on a base of all rows."""
-        base, _ = fit_conditional_base(self.base_name, rows, self.table, self.seed)
-        found = replace(self, base=base)
-        net.replace(found.objective(torch.Generator(rows.device).manual_seed(net.seed_)))
-        net.module_.energy.network_share.zero_()
-        return found
-
-    def gain_of_all_rows(self, rows: Rows) -> float:
-        apart = self._rows_apart(rows)
-        if apart is None:
-            return 0.0
-        return gain_by_more_rows(self._mean_of_base, *apart)
-
-    def _rows_apart(self, rows: Rows) -> tuple[Rows, Rows] | None:
-        """Rows that the base and the network see, and those that guard; None without any."""
-        out = guarding_rows(rows, self.seed)
-        if not out.any():
-            return None
-        return rows.subset((~out).nonzero().ravel()), rows.subset(out.nonzero().ravel())
-
-    def _mean_of_base(self, rows: Rows) -> float:
-        """Mean log-likelihood of rows given their conditions, under the base."""
-        x, n_given = rows.block(0, len(rows)), self.table.n_conditions
-        with torch.no_grad():
-            found = self.base.to(rows.device, rows.dtype).given(x[:, :n_given])
-            value = found.log_prob(x[:, n_given:]).double()
-        return float(rows.counts / rows.counts.sum() @ value)
-
-    def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
-        found = super().without_effect(asked)
+    def without_effect(self, recipe: ConditionalRecipe, asked: dict[str, Any]) -> dict[str, str]:
         used = {
             "sigma": ("score_matching",),
             "n_draws": ("nce", "contrastive_divergence"),
             "n_steps": ("contrastive_divergence",),
         }
-        for name, rules in used.items():
-            if name in asked and self.rule not in rules:
-                found[name] = f'objective is "{self.rule}"'
-        return found
+        return {
+            name: f'objective is "{self.rule}"'
+            for name, rules in used.items()
+            if name in asked and self.rule not in rules
+        }
+
+
+ConditionalRecipe: TypeAlias = Recipe[ConditionalFamily]
 
 
 def conditional_log_ratios(

@@ -1,4 +1,4 @@
-"""Settings of a neural density that are resolved before training: base, noise, network, steps."""
+"""The family of neural densities: a network beside a base, rules of training, what "auto" means."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -15,21 +15,24 @@ from sklearn.base import clone
 from torch import Tensor, nn
 
 from skebm._validation import HasMethods, Interval, StrOptions, draw_seed
-from skebm.base import Binary, Domain, Mixed, Objective, PairwiseEnergy, Sampler
+from skebm.base import Binary, Domain, Mixed, Objective, PairwiseEnergy, Sampler, sampling
 from skebm.base import Real as RealDomain
 from skebm.distributions import Affine, Distribution, NormalizingFlow
 from skebm.energies import (
     MLP,
     Confined,
+    NetworkOf,
     NeuralEnergy,
     PairwiseCorrection,
     Spec,
     build_network,
     whitening_of,
 )
+from skebm.energies.factory import arguments_of
 from skebm.energies.neural import network_to_state
 from skebm.energies.path import unary_fields
-from skebm.estimators.base import JointBlueprint, chain_rows
+from skebm.estimators.base import chain_rows
+from skebm.estimators.recipe import Family, JointModel, Recipe
 from skebm.estimators.tables.bases import (
     COLUMN_BASES,
     REAL_BASES,
@@ -79,6 +82,8 @@ COVERED, REPEATED, UNEVEN = 0.1, 5, 0.5
 # Fraction of the rows within reach of a network that corrects a flow: draws of the flow are too
 # rare near the others to constrain the network there.
 REACH = 0.99
+# Rows for which the values of an untrained network are checked.
+N_TRIED = 256
 # Second derivatives that are computed at once.
 AT_ONCE = 32
 
@@ -126,9 +131,22 @@ def hmc_of(value: Any, names: set[str]) -> Sampler:
     return HMC(n_leapfrog=5, adapt="step_size" not in names or "adapt" in names, scale="auto")
 
 
-# Factories for ``<parameter>__<name>`` if the parameter is None or a string.
+def _network_with_arguments(network: Any) -> Any:
+    """The object whose arguments are set by ``network__<name>``; None where there is none."""
+    if network is None or network is MLP:
+        return MLP()
+    if isinstance(network, nn.Module):
+        name = type(network).__name__
+        raise ValueError(
+            f"network is an object of {name}, whose arguments are those that it was made with: "
+            f"pass the class, network={name}, to set them by name."
+        )
+    return NetworkOf(network) if arguments_of(network) is not None else None
+
+
+# Factories for ``<parameter>__<name>`` if the parameter is None, a string or a class.
 CONFIGS: dict[str, Callable[[Any, set[str]], Any]] = {
-    "network": lambda value, names: MLP() if value is None else None,
+    "network": lambda value, names: _network_with_arguments(value),
     "sampler": _mala,
     "base": lambda value, names: MixtureBase() if value in ("auto", "mixture") else None,
     "optimizer": lambda value, names: AdamW(),
@@ -137,7 +155,7 @@ CONFIGS: dict[str, Callable[[Any, set[str]], Any]] = {
 
 
 class Rule(abc.ABC):
-    """Training method of a blueprint: objective, network and sampler.
+    """Training method of a family: objective, network and sampler.
 
     Attributes
     ----------
@@ -168,7 +186,7 @@ class Rule(abc.ABC):
         """The network of the model, made from the one that was trained; by default the same."""
         return network
 
-    def after_training(self, blueprint: NeuralBlueprint, net: EnergyNet, rows: Rows) -> Rule:
+    def after_training(self, recipe: NeuralRecipe, net: EnergyNet, rows: Rows) -> Rule:
         """The rule with what is known after training only; by default the same."""
         return self
 
@@ -239,60 +257,56 @@ def persistent_rows(net: EnergyNet) -> Tensor | None:
 
 
 @dataclass(frozen=True)
-class NeuralBlueprint(JointBlueprint):
-    """Resolved settings of a neural density.
+class NeuralFamily(Family, JointModel):
+    """Networks that correct a base.
 
     Attributes
     ----------
-    table : Table
-    plan : TrainingPlan
     rule : Rule
     network_config : object
         A copy of the parameter `network`.
-    bases : Bases
-        Base of the energy in training, and that of the trained model.
     noise : ndarray of shape (d,) or None
         Noise level of training, in units of the energy.
-    levels : tuple of float or None
-        Smallest and largest noise level of an energy with several.
     """
 
-    table: Table
-    plan: TrainingPlan
     rule: Rule
     network_config: Any
-    bases: Bases
     noise: np.ndarray | None
-    levels: tuple[float, float] | None = None
+    checks_base: ClassVar[bool] = False
 
     # ---------------------------------------------------------------- building
 
-    def objective(self, generator: torch.Generator) -> Objective:
-        energy = self.new_energy(generator)
+    def objective(self, recipe: NeuralRecipe, generator: torch.Generator) -> Objective:
+        energy = self.new_energy(recipe, generator)
         sigma = self.sigma
         like = next(energy.parameters())
         found = self.rule.objective(energy, None if sigma is None else sigma.to(like))
-        if self.takes_noise_off:
-            clean: Any = self.bases.clean
+        if takes_noise_off(recipe):
+            clean: Any = recipe.base.clean
             base = clean.to(like.device, like.dtype)
             found.clean_monitor = LogPartitionMonitor(base, energy.domain)
         return found
 
-    def new_energy(self, generator: torch.Generator) -> NeuralEnergy:
+    def new_energy(self, recipe: NeuralRecipe, generator: torch.Generator) -> NeuralEnergy:
         """Untrained energy, whose base is that of noisy rows."""
-        dtype, shape = self.plan.torch_dtype, self.table.image_shape
-        base = self.bases.noisy
+        dtype, table, levels = recipe.plan.torch_dtype, recipe.table, self.rule.levels
+        base = recipe.base.noisy
         base = None if base is None else base.to(generator.device, dtype)
-        plain = self.levels is None and shape is None
+        plain = levels is None and table.image_shape is None
         whitening = whitening_of(base) if plain else None
-        row_shape, several = self.table.network_shape, self.levels is not None
-        confining = base is None and _is_unbounded(self.table.domain)
-        spec = Spec(row_shape, generator, dtype, several, whitening, confining=confining)
+        several = levels is not None
+        confining = base is None and _is_unbounded(table.domain)
+        spec = Spec(table.network_shape, generator, dtype, several, whitening, confining=confining)
         network = self.rule.network(self.network_config, spec)
-        kind: dict[str, Any] = {"image_shape": shape, "noise_levels": self.levels}
-        return energy_of(network, self.table.domain, base, **kind)
+        kind: dict[str, Any] = {"image_shape": table.image_shape, "noise_levels": levels}
+        return energy_of(network, table.domain, base, **kind)
 
-    def hold_out(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
+    def initialise(self, recipe: NeuralRecipe, energy: Any, rows: Rows) -> None:
+        check_initial_values(energy, rows)
+
+    def hold_out(
+        self, recipe: NeuralRecipe, rows: Rows, generator: torch.Generator
+    ) -> tuple[Rows, Rows | None]:
         """Hold out a tenth of the rows, at most a hundred, from the network but not the base.
 
         Equal rows stay together, so that no row is held out of which the network sees a copy. No
@@ -313,7 +327,7 @@ class NeuralBlueprint(JointBlueprint):
         keys = some.map(key)
         distinct, member = keys.unique(return_inverse=True)
         weight = torch.zeros_like(distinct).index_add_(0, member, some.counts.to(keys))
-        if len(distinct) < FEWEST_ROWS or are_states(weight, len(some), self.table.domain):
+        if len(distinct) < FEWEST_ROWS or are_states(weight, len(some), recipe.table.domain):
             return rows, None
         n = min(N_HELD_OUT, len(distinct) // 10)
         place = torch.randperm(len(distinct), generator=generator, device=generator.device)
@@ -329,99 +343,121 @@ class NeuralBlueprint(JointBlueprint):
 
     # ---------------------------------------------------------------- trained models
 
-    def energy(self, trained: NeuralEnergy) -> NeuralEnergy:
+    def energy(self, recipe: NeuralRecipe, trained: NeuralEnergy) -> NeuralEnergy:
         """The energy of the model: of noisy rows, or of clean ones if it is deconvolved."""
-        noisy = self.noisy_energy(trained)
-        if not self.takes_noise_off:
+        noisy = self.noisy_energy(recipe, trained)
+        if not takes_noise_off(recipe):
             return noisy
-        clean: Any = self.bases.clean
         like = next(trained.parameters())
-        return self._with(noisy.network, clean.to(like.device, like.dtype))
+        clean = recipe.base.clean.to(like.device, like.dtype)
+        return _with_parts(recipe.table, noisy.network, clean)
 
-    def noisy_energy(self, trained: NeuralEnergy) -> NeuralEnergy:
+    def noisy_energy(self, recipe: NeuralRecipe, trained: NeuralEnergy) -> NeuralEnergy:
         """The energy of noisy rows, with what the rule makes of the trained network."""
         network = self.rule.model_network(trained.network)
-        return trained if network is trained.network else self._with(network, trained.base)
-
-    def _with(self, network: nn.Module, base: Distribution | None) -> NeuralEnergy:
-        """The energy of a single level with another network or base."""
-        shape = self.table.image_shape
-        return energy_of(network, self.table.domain, base, image_shape=shape).eval()
-
-    @property
-    def takes_noise_off(self) -> bool:
-        """Whether the trained model has another base than the energy in training."""
-        return self.bases.clean is not self.bases.noisy
+        unchanged = network is trained.network
+        return trained if unchanged else _with_parts(recipe.table, network, trained.base)
 
     @property
     def sigma(self) -> Tensor | None:
         """Noise level of training, (d,)."""
         return None if self.noise is None else torch.tensor(self.noise)
 
-    def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
-        found = super().without_effect(asked) | self.rule.without_effect(asked)
-        if self.table.discrete and "standardize" in asked:
-            found["standardize"] = f"rows of {self.table.domain} are taken as they are"
+    def without_effect(self, recipe: NeuralRecipe, asked: dict[str, Any]) -> dict[str, str]:
+        found = self.rule.without_effect(asked)
+        if recipe.table.discrete and "standardize" in asked:
+            found["standardize"] = f"rows of {recipe.table.domain} are taken as they are"
         if "deconvolve" in asked:
-            base: Any = self.bases.noisy
+            base: Any = recipe.base.noisy
             if base is None:
                 found["deconvolve"] = "without a base there is none to take the noise off"
             elif self.noise is None:
                 found["deconvolve"] = "training has no single level of noise"
-            elif not (base.has_convolved or self.takes_noise_off):
+            elif not (base.has_convolved or takes_noise_off(recipe)):
                 found["deconvolve"] = f"{type(base).__name__} has no closed form without the noise"
         settings = getattr(self.rule, "settings", None)
         if getattr(settings, "sigma_anneal", 1) != 1 and self.noise is None:
             found["sigma_anneal of objective"] = "training has no noise (sigma sets it)"
         return found
 
-    def check_trained(self, net: EnergyNet, rows: Rows) -> None:
+    def check_trained(self, recipe: NeuralRecipe, net: EnergyNet, rows: Rows) -> None:
         self.rule.check_trained(net, rows)
 
-    def after_training(self, net: EnergyNet, rows: Rows) -> NeuralBlueprint:
-        return replace(self, rule=self.rule.after_training(self, net, rows))
+    def finalise(self, recipe: NeuralRecipe, net: EnergyNet, rows: Rows) -> NeuralFamily:
+        return replace(self, rule=self.rule.after_training(recipe, net, rows))
 
-    def partition_input(self, name: str, energy: Any, net: EnergyNet, reference: Tensor) -> Any:
+    def partition_input(
+        self, recipe: NeuralRecipe, name: str, energy: Any, net: EnergyNet, reference: Tensor
+    ) -> Any:
         if name == "base":
             return self.rule.proposal(energy, net)
         if name == "sampler":
             return self.rule.annealing_sampler(net, energy.domain)
         return self.rule.annealing_starts(net, reference)
 
-    def proper_score(self, rows: Rows, energy: NeuralEnergy) -> Tensor:
+    def proper_score(self, recipe: NeuralRecipe, rows: Rows, energy: NeuralEnergy) -> Tensor:
         """Minus the Hyvärinen score in units of X, or the pseudo-likelihood of discrete rows."""
-        if self.table.by_column:
+        table = recipe.table
+        if table.by_column:
             raise ValueError(
                 "partition=None leaves no score for rows of several kinds of columns: use "
                 'partition="auto".'
             )
-        if self.table.discrete:
+        if table.discrete:
             return rows.map(lambda x: pseudo_log_likelihood(energy, x), energy.domain.n_columns)
-        both = rows.map(lambda x: torch.stack(boundary_weight(x, self.table.domain), 2)).double()
-        h, h_grad = both[:, :, 0].numpy(), both[:, :, 1].numpy() / self.table.units.scale
-        grad, second = self.derivatives(rows, energy)
+        both = rows.map(lambda x: torch.stack(boundary_weight(x, table.domain), 2)).double()
+        h, h_grad = both[:, :, 0].numpy(), both[:, :, 1].numpy() / table.units.scale
+        grad, second = derivatives(table, rows, energy)
         return torch.as_tensor(second - ((h * grad / 2 - h_grad) * grad).sum(1))
 
-    def derivatives(
-        self, rows: Rows, energy: NeuralEnergy, *, weighted: bool = True
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Gradient of E, (n, d), and the sum of its second derivatives, (n,), in units of X.
 
-        With `weighted`, second derivatives have weights that vanish at the bounds.
-        """
-        units: Any = self.table.units
-        scale = torch.as_tensor(units.scale)
+NeuralRecipe: TypeAlias = Recipe[NeuralFamily]
 
-        def derivatives_at(x: Tensor) -> Tensor:
-            h = boundary_weight(x, energy.domain)[0] if weighted else torch.ones_like(x)
-            axes = (h.sqrt() / scale.to(x)).diag_embed()
-            parts = [energy.second_derivatives(x, some) for some in axes.split(AT_ONCE, 1)]
-            second = torch.stack([part.second_derivative for part in parts]).sum(0)
-            return torch.cat([parts[0].grad / scale.to(x), second[:, None]], 1).detach()
 
-        both = rows.map(derivatives_at, energy.domain.n_columns).double().numpy()
-        self.table.check_finite(both, rows, "the derivatives of log p")
-        return both[:, :-1], both[:, -1]
+def takes_noise_off(recipe: NeuralRecipe) -> bool:
+    """Whether the trained model has another base than the energy in training."""
+    return recipe.base.clean is not recipe.base.noisy
+
+
+def derivatives(
+    table: Table, rows: Rows, energy: NeuralEnergy, *, weighted: bool = True
+) -> tuple[np.ndarray, np.ndarray]:
+    """Gradient of E, (n, d), and the sum of its second derivatives, (n,), in units of X.
+
+    With `weighted`, second derivatives have weights that vanish at the bounds.
+    """
+    units: Any = table.units
+    scale = torch.as_tensor(units.scale)
+
+    def derivatives_at(x: Tensor) -> Tensor:
+        h = boundary_weight(x, energy.domain)[0] if weighted else torch.ones_like(x)
+        axes = (h.sqrt() / scale.to(x)).diag_embed()
+        parts = [energy.second_derivatives(x, some) for some in axes.split(AT_ONCE, 1)]
+        second = torch.stack([part.second_derivative for part in parts]).sum(0)
+        return torch.cat([parts[0].grad / scale.to(x), second[:, None]], 1).detach()
+
+    both = rows.map(derivatives_at, energy.domain.n_columns).double().numpy()
+    table.check_finite(both, rows, "the derivatives of log p")
+    return both[:, :-1], both[:, -1]
+
+
+def _with_parts(table: Table, network: nn.Module, base: Distribution | None) -> NeuralEnergy:
+    """The energy of a single level with another network or base."""
+    return energy_of(network, table.domain, base, image_shape=table.image_shape).eval()
+
+
+def check_initial_values(energy: Any, rows: Rows) -> None:
+    """Raise `ValueError` for a network that is not finite at rows before training."""
+    x = rows.block(0, min(len(rows), N_TRIED))
+    with torch.no_grad(), sampling(energy):
+        value = energy.parametric_energy(x)
+    bad = ~value.isfinite()
+    if bad.any() and x.isfinite().all():
+        raise ValueError(
+            f"The network returns {float(value[bad][0])} for {int(bad.sum())} of the first "
+            f"{len(x)} rows, before training: check its initial weights, and logarithms, roots "
+            "and divisions for the rows that it gets, which are standardised by default."
+        )
 
 
 def energy_of(
@@ -508,6 +544,12 @@ def network_of(estimator: Any) -> Any:
     return network_to_state(clone(network, safe=False))
 
 
+def takes_flat_rows(network: Any) -> bool:
+    """Whether the parameter `network` is that of flat rows, an MLP."""
+    module = network.module if isinstance(network, NetworkOf) else network
+    return module is MLP or isinstance(module, MLP | None)
+
+
 def sampler_of(estimator: Any, domain: Domain) -> Sampler:
     """A copy of the given sampler, or the default one."""
     return default_chain_sampler(domain) if estimator.sampler is None else clone(estimator.sampler)
@@ -549,8 +591,8 @@ def validation_options(estimator: Any, domain: Any, *, reset: bool) -> dict[str,
     if reset:
         sparse = domain == "auto" or asks_for_bits(domain)
     else:
-        sparse = isinstance(estimator._blueprint.table.domain, Binary)
-    images = not isinstance(estimator.network, MLP | None)
+        sparse = isinstance(estimator._recipe.table.domain, Binary)
+    images = not takes_flat_rows(estimator.network)
     return {"allow_nd": images, "accept_sparse": "csr" if sparse else False}
 
 

@@ -1,4 +1,4 @@
-"""Settings of a deep Boltzmann machine that are resolved before training."""
+"""The family of deep Boltzmann machines: layers, mean field, and what "auto" means."""
 
 from __future__ import annotations
 
@@ -6,43 +6,44 @@ import functools
 import math
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from sklearn.base import clone
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm._validation import warn
-from skebm.base import Objective, sampling
+from skebm.base import Binary, LikelihoodWarning, Objective, sampling
+from skebm.base.processes import Notice
 from skebm.base.units import Bernoulli
 from skebm.distributions import Distribution, IndependentBernoulli
 from skebm.energies.deep import BernoulliDBM, HiddenGiven, Layers, MixedDBM
-from skebm.estimators.base import at_least_two, chain_rows
+from skebm.estimators.base import annealing_starts
 from skebm.estimators.deep.layerwise import Greedy, pretrain
 from skebm.estimators.deep.meanfield import (
     MeanField,
     VariationalEnergy,
     bound_of,
-    enumerates_hidden,
     means_after_steps,
     solve,
 )
 from skebm.estimators.deep.rows import FIRST_MEAN, HiddenEntries
-from skebm.estimators.rbm.blueprint import (
+from skebm.estimators.rbm.choice import BaseChoice
+from skebm.estimators.rbm.family import (
     N_COMPLETIONS,
     SCALE_ON_TREES,
-    RBMBlueprint,
+    GibbsChains,
+    RBMFamily,
     design,
 )
-from skebm.estimators.rbm.choice import BaseChoice
 from skebm.estimators.rbm.hidden import BinaryLayer
 from skebm.estimators.rbm.safety import over_log_z
+from skebm.estimators.recipe import Family, JointModel, Recipe
 from skebm.estimators.tables.bases import TREES, redraw
 from skebm.estimators.tables.blocks import NumberBlock
 from skebm.estimators.tables.table import Table
 from skebm.objectives import AssessedDivergence, pseudo_log_likelihood
-from skebm.samplers import FromData, Persistent
+from skebm.samplers import FromData
 from skebm.training.rows import Rows
 from skebm.training.selection import LogRatioOf, LogRatios, assess
 
@@ -54,13 +55,13 @@ STREAMING_STEPS = 10
 
 
 @dataclass(frozen=True)
-class DeepBlueprint(RBMBlueprint):
-    """Resolved settings of a deep Boltzmann machine: those of its bipartite energy, and more.
+class DeepFamily(Family, JointModel):
+    """Deep Boltzmann machines, whose even and odd layers are those of an RBM.
 
     Attributes
     ----------
-    base : Distribution
-        Of x.
+    rbm : RBMFamily
+        Settings of that RBM.
     layers : Layers
     mean_field : MeanField
     pretraining : "layerwise" or None
@@ -68,68 +69,62 @@ class DeepBlueprint(RBMBlueprint):
         Of the greedy training.
     """
 
+    rbm: RBMFamily
     layers: Layers
     mean_field: MeanField
     pretraining: str | None
     seed: int
 
     @property
-    def hidden(self) -> HiddenEntries:
-        """The hidden entries of training rows."""
-        assert isinstance(self.table.layout, HiddenEntries)
-        return self.table.layout
+    def chains(self) -> GibbsChains:
+        """Chains of the RBM."""
+        return self.rbm.chains
 
-    @property
-    def bits(self) -> Tensor:
-        beside = torch.ones(self.layers.n_beside, dtype=torch.bool)
-        return torch.cat([super().bits, beside])
-
-    def objective(self, generator: torch.Generator) -> Objective:
-        dtype, sizes = self.plan.torch_dtype, self.layers.sizes
-        base = self.base.to(generator.device, dtype)
+    def objective(self, recipe: DeepRecipe, generator: torch.Generator) -> Objective:
+        dtype, sizes = recipe.plan.torch_dtype, self.layers.sizes
+        base = recipe.base.to(generator.device, dtype)
         new: dict[str, Any] = {"generator": generator, "dtype": dtype}
         energy: BernoulliDBM | MixedDBM
         if isinstance(base, IndependentBernoulli):
             energy = BernoulliDBM(sizes, base=base, **new)
         else:
             energy = MixedDBM(base, sizes[1:], **new)
-            if self.base_name in TREES:
+            if recipe.base_name in TREES:
                 rescale(energy.weights[0], SCALE_ON_TREES)
-        chains = clone(self.chains)
-        if isinstance(chains, Persistent):
-            chains.set_params(initial=energy.base)
-        more: dict[str, Any] = {"centering": self.centering, "penalty": self.penalty}
-        assessed = functools.partial(assess, self.log_ratios)
-        return AssessedDivergence(energy, self.chain_sampler, chains, assessed, **more)
+        policy, sampler = self.chains.policy_from(energy.base), self.chains.training_sampler
+        more: dict[str, Any] = {"centering": self.rbm.centering, "penalty": self.rbm.penalty}
+        assessed = functools.partial(assess, self.log_ratios(recipe))
+        return AssessedDivergence(energy, sampler, policy, assessed, **more)
 
     @torch.no_grad()
-    def initialise(self, energy: Any, rows: Rows) -> None:
+    def initialise(self, recipe: DeepRecipe, energy: Any, rows: Rows) -> None:
         """Near the base, with hidden units mostly off, or by greedy training of the layers."""
-        super().initialise(energy, rows)
-        if self.pretraining is None or self.plan.n_iter == 0:
+        self.rbm.initialise(recipe, energy, rows)
+        if self.pretraining is None or recipe.plan.n_iter == 0:
             return
         # Share of the epochs that the greedy training of each layer takes.
         pretraining_share = 0.2
         settings = Greedy(
-            max(1, math.ceil(pretraining_share * self.plan.n_iter)),
-            self.plan.batch_size,
-            self.plan.learning_rate,
+            max(1, math.ceil(pretraining_share * recipe.plan.n_iter)),
+            recipe.plan.batch_size,
+            recipe.plan.learning_rate,
         )
         generator = torch.Generator(rows.device).manual_seed(self.seed)
-        base = self.base.to(rows.device, rows.dtype)
-        pretrain(energy, self.layers, base, self.hidden.without(rows), settings, generator)
+        base = recipe.base.to(rows.device, rows.dtype)
+        rows = hidden_entries(recipe.table).without(rows)
+        pretrain(energy, self.layers, base, rows, settings, generator)
 
-    def base_alone(self, net: EnergyNet, rows: Rows) -> DeepBlueprint:
+    def set_to_base(self, recipe: DeepRecipe, net: EnergyNet, rows: Rows) -> DeepFamily:
         """The base, without the weights of the greedy training, which may be worse than it."""
         energy: Any = net.module_.energy
         with torch.no_grad():
             for parameter in energy.parameters():
                 parameter.zero_()
-        super().initialise(energy, rows)
+        self.rbm.initialise(recipe, energy, rows)
         return self
 
-    def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
-        found = super().without_effect(asked)
+    def without_effect(self, recipe: DeepRecipe, asked: dict[str, Any]) -> dict[str, str]:
+        found = self.rbm.without_effect(recipe, asked)
         if asked.get("pretraining") == "layerwise" and self.pretraining is None:
             found["pretraining"] = "partial_fit has no rows to train layer by layer"
         if not self.layers.n_beside and "mean_field" in asked:
@@ -138,16 +133,18 @@ class DeepBlueprint(RBMBlueprint):
 
     # ---------------------------------------------------------------- hidden entries of rows
 
-    def complete(self, energy: Any, x: Tensor, known: Tensor, generator: torch.Generator) -> Tensor:
+    def complete(
+        self, recipe: DeepRecipe, energy: Any, x: Tensor, known: Tensor, generator: torch.Generator
+    ) -> Tensor:
         """Mean-field steps for the hidden entries; a Gibbs step for missing columns of X."""
-        steps = STREAMING_STEPS if self.streaming else self.mean_field.n_train_steps
-        d = self.layers.n_visible
-        if self.hidden.completes and self.layers.n_beside:
+        steps = STREAMING_STEPS if recipe.streaming else self.mean_field.n_train_steps
+        d, completes = self.layers.n_visible, hidden_entries(recipe.table).completes
+        if completes and self.layers.n_beside:
             drawn = torch.cat([x[:, :d], Bernoulli(x[:, d:]).sample(generator)], 1)
-            drawn = super().complete(energy, drawn, known, generator)
+            drawn = self.rbm.complete(recipe, energy, drawn, known, generator)
             x = torch.cat([drawn[:, :d], x[:, d:]], 1)
-        elif self.hidden.completes:
-            x = super().complete(energy, x, known, generator)
+        elif completes:
+            x = self.rbm.complete(recipe, energy, x, known, generator)
         if not self.layers.n_beside:
             return x
         # Means outlive weights that diverged and were rolled back: they must not bring nan along.
@@ -155,68 +152,74 @@ class DeepBlueprint(RBMBlueprint):
         x = torch.where(x.isnan(), FIRST_MEAN, x)
         return torch.cat([x[:, :d], means_after_steps(energy, self.layers, x, steps)], 1)
 
-    def complete_copies(self, rows: Rows, generator: torch.Generator) -> Rows:
+    def complete_copies(self, recipe: DeepRecipe, rows: Rows, generator: torch.Generator) -> Rows:
         """Held-out rows, or copies that draws of the base complete where columns are missing."""
-        if not self.hidden.completes:
+        hidden = hidden_entries(recipe.table)
+        if not hidden.completes:
             return rows
-        found = self.hidden.without(rows).copies(N_COMPLETIONS)
-        redraw(self.base, found, generator)
-        self.hidden.extend(found)
+        found = hidden.without(rows).copies(N_COMPLETIONS)
+        redraw(recipe.base, found, generator)
+        hidden.extend(found)
         return found
 
-    @property
-    def log_ratios(self) -> LogRatioOf:
+    def log_ratios(self, recipe: DeepRecipe) -> LogRatioOf:
         # Importance weights of a held-out row when training is assessed, at most.
         n_assessing_draws = 20
         draws = min(self.mean_field.n_draws, n_assessing_draws)
         settings = clone(self.mean_field).set_params(n_draws=draws)
-        return functools.partial(deep_log_ratios, self.layers, self.base, settings)
+        return functools.partial(deep_log_ratios, self.layers, recipe.base, settings)
+
+    def why_not_converged(self, recipe: DeepRecipe, net: EnergyNet, rows: Rows) -> Notice | None:
+        return self.rbm.why_not_converged(recipe, net, rows)
 
     # ---------------------------------------------------------------- of a trained model
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether the hidden layers are summed out."""
-        return enumerates_hidden(self.layers)
-
-    def scoring_energy(self, energy: Any) -> Any:
-        domain = self.table.domain
+    def scoring_energy(self, recipe: DeepRecipe, energy: Any) -> Any:
+        domain = recipe.table.domain
         return VariationalEnergy(energy.with_padding(), self.layers, domain, self.mean_field).eval()
 
-    def proper_score(self, rows: Rows, energy: Any) -> Tensor:
-        if self.table.block(NumberBlock) is not None:
+    def proper_score(self, recipe: DeepRecipe, rows: Rows, energy: Any) -> Tensor:
+        if recipe.table.block(NumberBlock) is not None:
             raise ValueError(
                 "score without log Z is a pseudo-likelihood of bits and categories, and X has real "
                 'columns: use partition="auto".'
             )
-        return self.hidden.without(rows).map(lambda x: pseudo_log_likelihood(energy, x))
+        rows = hidden_entries(recipe.table).without(rows)
+        return rows.map(lambda x: pseudo_log_likelihood(energy, x))
 
     @torch.no_grad()
-    def partition_input(self, name: str, energy: Any, net: EnergyNet, reference: Tensor) -> Any:
+    def partition_input(
+        self, recipe: DeepRecipe, name: str, energy: Any, net: EnergyNet, reference: Tensor
+    ) -> Any:
         if name != "x":
-            return super().partition_input(name, energy, net, reference)
+            return self.chains.partition_input(name, energy, net, reference)
         x = reference[:, : self.layers.n_visible]
-        if not self.is_mixed:
+        if isinstance(recipe.table.domain, Binary):
             x = (x > 0.5).to(x)
         given = HiddenGiven(energy, self.layers, x)
         found = solve(given, self.mean_field.tol, self.mean_field.max_steps)
         generator = torch.Generator(x.device).manual_seed(net.seed_)
         rows = torch.cat([x, Bernoulli(found.logit.sigmoid()).sample(generator)], 1)
-        starts = {"data": at_least_two(rows)}
-        chain = chain_rows(net)
-        if chain is not None:
-            starts["training chains"] = at_least_two(chain)
-        return starts
+        return annealing_starts(net, rows)
 
-    def check_trained(self, net: EnergyNet, rows: Rows) -> None:
-        super().check_trained(net, rows)
+    def check_trained(self, recipe: DeepRecipe, net: EnergyNet, rows: Rows) -> None:
+        self.rbm.check_trained(recipe, net, rows)
         if not self.layers.n_beside:
             return
-        x = self.hidden.without(rows).block(0, 100)
+        x = hidden_entries(recipe.table).without(rows).block(0, 100)
         with torch.no_grad(), sampling(net.module_.energy):
             given = HiddenGiven(net.module_.energy, self.layers, x)
             found = solve(given, self.mean_field.tol, self.mean_field.max_steps)
         warn_unless_converged(found.residual, self.mean_field)
+
+
+DeepRecipe: TypeAlias = Recipe[DeepFamily]
+
+
+def hidden_entries(table: Table) -> HiddenEntries:
+    """The hidden entries of training rows."""
+    assert isinstance(table.layout, HiddenEntries)
+    return table.layout
 
 
 @torch.no_grad()
@@ -231,9 +234,10 @@ def warn_unless_converged(residual: Tensor, settings: MeanField) -> None:
     if late:
         warn(
             f"Mean field of {late} of {len(residual)} rows has not converged in "
-            f"{settings.max_steps} steps: means still change by up to {float(residual.max()):.2g}. "
-            "Bounds hold, but are less tight. Raise max_steps or tol of mean_field.",
-            ConvergenceWarning,
+            f"{settings.max_steps} steps: means still change by up to {float(residual.max()):.2g}, "
+            "and bounds on likelihoods are less tight.",
+            LikelihoodWarning,
+            ("Raise max_steps or tol of mean_field.", "mean_field"),
         )
 
 
@@ -265,7 +269,7 @@ def design_deep(
     seed: int,
     *,
     streaming: bool,
-) -> DeepBlueprint:
+) -> DeepRecipe:
     """Resolve every ``"auto"`` of an estimator for the (extended) rows that it trains on.
 
     The rules are those of the RBM that the model forms, whose columns are the entries of a row and
@@ -280,10 +284,11 @@ def design_deep(
     chosen = BaseChoice(name, layers.n_between, "as given")
     found = design(asked, table, base, chosen, rows, streaming=streaming)
     greedy = params["pretraining"] == "layerwise" and not streaming
-    own = {
-        "layers": layers,
-        "mean_field": MeanField() if params["mean_field"] is None else clone(params["mean_field"]),
-        "pretraining": "layerwise" if greedy else None,
-        "seed": seed,
-    }
-    return DeepBlueprint(**vars(found) | own)
+    family = DeepFamily(
+        rbm=found.family,
+        layers=layers,
+        mean_field=MeanField() if params["mean_field"] is None else clone(params["mean_field"]),
+        pretraining="layerwise" if greedy else None,
+        seed=seed,
+    )
+    return found.of_family(family)

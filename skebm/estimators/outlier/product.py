@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from scipy.special import logsumexp
 from sklearn.base import BaseEstimator, DensityMixin, clone
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.frozen import FrozenEstimator
 from sklearn.mixture import BayesianGaussianMixture
 from sklearn.mixture import GaussianMixture as SklearnMixture
@@ -42,10 +41,11 @@ from skebm._validation import (
     warn,
     warn_of_booleans,
 )
-from skebm.base import LogPartition, torchtools
+from skebm.base import LikelihoodWarning, LogPartition, torchtools
 from skebm.base.energy import check_temperature
 from skebm.base.processes import Workers, lock_of, progress_bar
 from skebm.base.sampler import whole_number
+from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import atomic
 from skebm.estimators.tables.gross import without_gross_rows
 from skebm.estimators.tractable import (
@@ -130,7 +130,7 @@ def fit_expert(
     return found, time.perf_counter() - started
 
 
-class ProductOfDensities(SourceMixin, DensityMixin, Composition, BaseEstimator):
+class ProductOfDensities(DocLinkMixin, SourceMixin, DensityMixin, Composition, BaseEstimator):
     r"""Product of powers of densities, each fitted to the rows by itself.
 
     .. math:: p(x) = \frac1Z \prod_{k=1}^{K} q_k(x)^{w_k} , \qquad
@@ -469,9 +469,9 @@ class ProductOfDensities(SourceMixin, DensityMixin, Composition, BaseEstimator):
                 "experts disagree where they have most of their mass"
             )
             warn(
-                f"log Z may be wrong by nats: {reason}. Energies and ranks need no log Z; raise "
-                "n_draws, or use experts that are more alike.",
-                ConvergenceWarning,
+                f"log Z may be wrong by nats: {reason}.",
+                LikelihoodWarning,
+                ("Raise n_draws, or use experts that are more alike.", "n_draws"),
             )
         if self._is_pool:  # then Z is at most 1 by Hoelder's inequality
             upper = float(np.fmin(upper, 0.0))

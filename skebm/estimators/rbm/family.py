@@ -1,4 +1,4 @@
-"""Settings of an RBM that are resolved before training: learning rule, chains and optimizer."""
+"""The family of RBMs: energy, learning rule and chains, and what "auto" means."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from sklearn.base import clone
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skebm._validation import warn
@@ -23,20 +22,20 @@ from skebm.base import (
     Objective,
     Real,
     Sampler,
+    TrainingWarning,
 )
 from skebm.base.domains import parts_of
+from skebm.base.processes import Notice, repeat
 from skebm.base.torchtools import check_memory
 from skebm.distributions import (
     Distribution,
     IndependentBernoulli,
 )
 from skebm.estimators.base import (
-    GuardedBlueprint,
-    JointBlueprint,
-    at_least_two,
-    chain_rows,
+    annealing_starts,
     draw_seed,
     fraction_of_early_stopping,
+    states_near,
 )
 from skebm.estimators.rbm.choice import (
     N_HIDDEN,
@@ -48,11 +47,11 @@ from skebm.estimators.rbm.choice import (
 )
 from skebm.estimators.rbm.hidden import HiddenUnits
 from skebm.estimators.rbm.safety import N_HELD_OUT, rbm_log_ratios
+from skebm.estimators.recipe import Family, JointModel, Recipe
 from skebm.estimators.tables.bases import (
     TREES,
     check_base_stays,
     column_means,
-    conditional,
     fit_completed,
     redraw,
 )
@@ -70,10 +69,9 @@ from skebm.training.guard import ENOUGH_STEPS
 from skebm.training.plan import TrainingPlan, asked_steps, plan_of
 from skebm.training.rows import Rows
 from skebm.training.selection import (
+    WORTH_A_WARNING,
     LogRatioOf,
     epochs_by_halves,
-    gain_by_more_rows,
-    n_held_out,
     rows_apart,
 )
 from skebm.training.trials import ERROR, GAIN
@@ -109,246 +107,25 @@ N_COMPLETIONS = 10
 # Gibbs steps that draw missing entries anew where rows come once, in `partial_fit`.
 STREAMING_STEPS = 5
 GIBBS = Gibbs()
-# What counts as a gain of held-out rows, or as a rise of its mean over a quarter of the
-# assessments, in nats.
-LEAST_RISE = 0.1
 
 
 @dataclass(frozen=True)
-class RBMBlueprint(GuardedBlueprint, JointBlueprint):
-    """Resolved settings of an RBM.
+class GibbsChains:
+    """Chains of a model with layers of units, in training and afterwards.
 
     Attributes
     ----------
-    table : Table
-    plan : TrainingPlan
-        Full-batch L-BFGS if the likelihood is exact and no setting requires stochastic steps.
-    base : Distribution
-    base_name : str or None
-        None if the base was passed.
-    base_reason : str
-        Why it is the base.
-    units : HiddenUnits
-    learning : {"exact", "pcd", "cd", "pseudo_likelihood", "ratio_matching", "probability_flow"}
     sampler : Sampler or None
         None is block Gibbs sampling.
-    chains : ChainPolicy or None
-        With resolved numbers of steps and chains; `initial` is set to the energy's base later. None
-        of rules without chains.
-    centering : Centering or None
-    penalty : Penalty or None
-    short : bool
-        Whether `n_iter` was given and makes fewer steps than are enough for small weights.
-    guarded : bool
-        Whether held-out rows guard the training. They do if there are enough rows, steps are
-        stochastic, and learning rate and batch size are ``"auto"``.
-    by_halves : bool
-        Whether halves of the rows choose the number of epochs instead. They do if there are fewer
-        rows and that number is ``"auto"`` as well.
-    streaming : bool
-        Whether the settings are those of `partial_fit`.
-    guard_seed : int or None
-        Which rows guard the training, apart from those that the base was fitted to; None where all
-        rows were.
+    policy : ChainPolicy or None
+        With resolved numbers of steps and chains. None of rules without chains.
     """
 
-    table: Table
-    plan: TrainingPlan
-    base: Distribution
-    base_name: str | None
-    base_reason: str
-    units: HiddenUnits
-    learning: str
     sampler: Sampler | None
-    chains: ChainPolicy | None
-    centering: Centering | None
-    penalty: Penalty | None
-    short: bool
-    guarded: bool
-    by_halves: bool
-    streaming: bool
-    guard_seed: int | None
+    policy: ChainPolicy | None
 
     @property
-    def n_hidden(self) -> int:
-        """Number of hidden units, as `n_components` counts them."""
-        return self.units.n
-
-    @property
-    def is_mixed(self) -> bool:
-        """Whether there are other visible units than bits."""
-        return not isinstance(self.table.domain, Binary)
-
-    @property
-    def bits(self) -> Tensor:
-        """Which entries of a row are bits, (d,)."""
-        parts = parts_of(self.table.domain)
-        found = [torch.full((p.n_columns,), isinstance(p, Binary)) for p in parts]
-        return torch.cat(found)
-
-    @property
-    def line_search(self) -> bool:
-        """Whether training is by L-BFGS."""
-        return self.plan.optimizer == "lbfgs"
-
-    def objective(self, generator: torch.Generator) -> Objective:
-        dtype = self.plan.torch_dtype
-        base = self.base.to(generator.device, dtype)
-        new: dict[str, Any] = {"generator": generator, "scale": self.weight_scale, "dtype": dtype}
-        energy = self.units.energy(self.table.domain, base, **new)
-        if self.learning == "exact":
-            exact = self.units.likelihood(energy, self.centering, self.penalty)
-            assert exact is not None
-            return exact
-        more: dict[str, Any] = {"centering": self.centering, "penalty": self.penalty}
-        if self.learning in LOCAL_RULES:
-            return CenteredObjective(LOCAL_RULES[self.learning](energy), **more)
-        assert self.chains is not None
-        chains = clone(self.chains)
-        if isinstance(chains, Persistent):
-            chains.set_params(initial=energy.base)
-        return ContrastiveDivergence(energy, self.chain_sampler, chains, **more)
-
-    @property
-    def weight_scale(self) -> float:
-        """Standard deviation of the initial weights, that of Glorot and Bengio (2010).
-
-        From smaller weights, units stay alike for thousands of steps, and a line search may end
-        where it starts. Smaller on a base of dependent columns, but with L-BFGS; larger under an l1
-        penalty, as far as fields of hidden units stay below one.
-        """
-        l1 = 0.0 if self.penalty is None else self.penalty.l1
-        n_visible = self.table.domain.n_columns
-        usual = math.sqrt(2 / (n_visible + self.units.n_rows))
-        own = self.units.weight_scale(n_visible)
-        if own is not None:
-            usual = own
-        elif not isinstance(self.base, IndependentBernoulli) and not self.line_search:
-            usual = SCALE_ON_TREES
-        return max(usual, min(SCALE_BY_L1 * l1, 1 / math.sqrt(n_visible)))
-
-    @torch.no_grad()
-    def initialise(self, energy: Any, rows: Rows) -> None:
-        """Start near the base."""
-        self.units.start(energy, column_means(rows).to(energy.weight))
-
-    def deduplicate(self, rows: Rows) -> Rows:
-        """Merge duplicate rows if every step uses all rows."""
-        return rows.without_duplicates() if self.line_search else rows
-
-    def hold_out(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
-        """Hold out a tenth of the rows, at most 500, where their likelihood guards the training."""
-        if not self.guarded:
-            return rows, None
-        if self.guard_seed is None:
-            train, held_out = rows.split(n_held_out(len(rows), N_HELD_OUT), generator)
-        else:
-            train, held_out = rows_apart(rows, N_HELD_OUT, self.guard_seed)
-        return train, self.complete_copies(held_out, generator)
-
-    def complete_copies(self, rows: Rows, generator: torch.Generator) -> Rows:
-        """Held-out rows, or copies that draws of the base complete where entries are missing."""
-        if rows.known is None:
-            return rows
-        rows = rows.copies(N_COMPLETIONS)
-        redraw(self.base, rows, generator)
-        return rows
-
-    @property
-    def log_ratios(self) -> LogRatioOf:
-        return rbm_log_ratios
-
-    def with_epochs(self, n_iter: int) -> Self:
-        """The same with another number of epochs."""
-        return replace(self, plan=replace(self.plan, n_iter=n_iter))
-
-    def complete(self, energy: Any, x: Tensor, known: Tensor, generator: torch.Generator) -> Tensor:
-        """Gibbs steps, which continue when the rows come again; more steps if they may not."""
-        state, clamp = ChainState(x), Clamp(known, x)
-        for _ in range(STREAMING_STEPS if self.streaming else 1):
-            state, _ = GIBBS.step(energy, state, generator, clamp=clamp)
-        return state.x
-
-    def base_alone(self, net: EnergyNet, rows: Rows) -> Self:
-        """The initial model on its base, which is fitted to all rows where it was to some."""
-        found = self
-        if self.guard_seed is not None:
-            found = replace(self, base=fit_named_base(self.base_name, rows, self.table))
-        net.replace(found.objective(torch.Generator(rows.device).manual_seed(net.seed_)))
-        found.initialise(net.module_.energy, rows)
-        return found
-
-    def has_warned_of_gain(self, net: EnergyNet, rows: Rows) -> bool:
-        return bool(net.note_ or self._why_not_converged(net, rows))
-
-    def gain_of_all_rows(self, rows: Rows) -> float:
-        if self.guard_seed is None:
-            return 0.0
-        return gain_by_more_rows(self.mean_of_base, *rows_apart(rows, N_HELD_OUT, self.guard_seed))
-
-    def mean_of_base(self, rows: Rows) -> float:
-        """Mean log-likelihood of rows, of their known entries, under the base."""
-        x, counts = rows.block(0, len(rows)), rows.counts
-        with torch.no_grad():
-            if rows.known is None:
-                found = self.base.log_prob(x)
-            else:
-                found = conditional(self.base, Clamp(rows.known, x)).log_normaliser
-        return float(counts / counts.sum() @ found.double())
-
-    def check_trained(self, net: EnergyNet, rows: Rows) -> None:
-        """Warn of variances that collapsed, and if training has not converged.
-
-        It has not if held-out rows were still becoming more likely when it ended, or had not yet
-        begun to.
-        """
-        narrow = self.units.narrow(net.module_.energy, self.table) if self.is_mixed else ""
-        if narrow:
-            warn(narrow, ConvergenceWarning)
-        if self.by_halves and self.plan.n_iter == 0:
-            warn(
-                f"Models of one half of the {len(rows)} rows never made the other half more likely "
-                "than their base does, so that the base is left as it is (n_iter_ is 0). More rows "
-                "or fewer n_components may find more; n_iter= trains in any case.",
-                ConvergenceWarning,
-            )
-        what = self._why_not_converged(net, rows)
-        if what:
-            warn(f"Training has not converged: {what}", ConvergenceWarning)
-
-    def _why_not_converged(self, net: EnergyNet, rows: Rows) -> str:
-        """What held-out rows say of a training that was too short; empty if it was not."""
-        found = [row for row in net.history[net.n_before_ :] if GAIN in row]
-        if not self.guarded or net.note_ or not found:
-            return ""
-        n_iter, per_epoch = net.max_epochs, math.ceil(len(rows) / self.plan.batch_size)
-        # With a rate that decays, the end of a short fit rises little, however far it has to go.
-        part = "half" if self.short else "quarter"
-        rise = still_rising([row[GAIN] for row in found], 2 if self.short else 1)
-        if rise is not None:
-            return (
-                f"in the last {part} of {n_iter} epochs held-out rows still became {rise:.2g} nats "
-                f"more likely. Set n_iter to {2 * n_iter} or more."
-            )
-        if self.short and not is_gain(found[-1]):
-            # Units of small weights may stay alike for thousands of steps before they differ.
-            return (
-                f"after {n_iter * per_epoch:,} steps held-out rows are no more likely than by the "
-                f"base alone. Set n_iter to {math.ceil(ENOUGH_STEPS / per_epoch)} or more; if this "
-                "remains, the base explains these columns."
-            )
-        return ""
-
-    def scoring_energy(self, energy: Any) -> Any:
-        return energy.with_padding()
-
-    def proper_score(self, rows: Rows, energy: Any) -> Tensor:
-        return rows.map(self.units.proper_score(energy, self.table), energy.domain.n_columns)
-
-    # ---------------------------------------------------------------- chains of a trained model
-
-    @property
-    def chain_sampler(self) -> Sampler:
+    def training_sampler(self) -> Sampler:
         """Sampler of the training chains."""
         return Gibbs() if self.sampler is None else self.sampler
 
@@ -358,16 +135,184 @@ class RBMBlueprint(GuardedBlueprint, JointBlueprint):
 
         Otherwise block Gibbs, which mixes faster than any sampler that changes single bits.
         """
-        return of_layers(self.chain_sampler)
+        sampler = self.training_sampler
+        return sampler if isinstance(sampler.kernel, Gibbs) else Gibbs()
 
-    def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
-        found = super().without_effect(asked) | self.units.without_effect(asked)
-        kinds = [type(part) for part in parts_of(self.table.domain)]
-        if self.base_name in TREES and Binary not in kinds and Categorical not in kinds:
+    def partition_input(self, name: str, energy: Any, net: EnergyNet, data: Tensor) -> Any:
+        """Input of an estimate of log Z, of which `data` are rows near the model."""
+        if name == "base":
+            return energy.base
+        return self.layer_sampler.kernel if name == "sampler" else annealing_starts(net, data)
+
+    def policy_from(self, base: Distribution | None) -> ChainPolicy:
+        """A copy of the policy, whose persistent chains start at draws of a base."""
+        policy: ChainPolicy = clone(self.policy)
+        if isinstance(policy, Persistent):
+            policy.set_params(initial=base)
+        return policy
+
+
+@dataclass(frozen=True)
+class RBMFamily(Family, JointModel):
+    """RBMs of any hidden units.
+
+    Attributes
+    ----------
+    units : HiddenUnits
+    learning : {"exact", "pcd", "cd", "pseudo_likelihood", "ratio_matching", "probability_flow"}
+    chains : GibbsChains
+    centering : Centering or None
+    penalty : Penalty or None
+    short : bool
+        Whether `n_iter` was given and makes fewer steps than are enough for small weights.
+    by_halves : bool
+        Whether halves of the rows choose the number of epochs, instead of some that guard the
+        training. They do if there are few rows and that number is ``"auto"`` as well.
+    """
+
+    units: HiddenUnits
+    learning: str
+    chains: GibbsChains
+    centering: Centering | None
+    penalty: Penalty | None
+    short: bool
+    by_halves: bool
+
+    @property
+    def n_hidden(self) -> int:
+        """Number of hidden units, as `n_components` counts them."""
+        return self.units.n
+
+    def objective(self, recipe: Any, generator: torch.Generator) -> Objective:
+        dtype = recipe.plan.torch_dtype
+        base = recipe.base.to(generator.device, dtype)
+        scale = self.weight_scale(recipe)
+        new: dict[str, Any] = {"generator": generator, "scale": scale, "dtype": dtype}
+        energy = self.units.energy(recipe.table.domain, base, **new)
+        if self.learning == "exact":
+            exact = self.units.likelihood(energy, self.centering, self.penalty)
+            assert exact is not None
+            return exact
+        more: dict[str, Any] = {"centering": self.centering, "penalty": self.penalty}
+        if self.learning in LOCAL_RULES:
+            return CenteredObjective(LOCAL_RULES[self.learning](energy), **more)
+        policy = self.chains.policy_from(energy.base)
+        return ContrastiveDivergence(energy, self.chains.training_sampler, policy, **more)
+
+    def weight_scale(self, recipe: Any) -> float:
+        """Standard deviation of the initial weights, that of Glorot and Bengio (2010).
+
+        From smaller weights, units stay alike for thousands of steps, and a line search may end
+        where it starts. Smaller on a base of dependent columns, but with L-BFGS; larger under an l1
+        penalty, as far as fields of hidden units stay below one.
+        """
+        l1 = 0.0 if self.penalty is None else self.penalty.l1
+        n_visible = recipe.table.domain.n_columns
+        usual = math.sqrt(2 / (n_visible + self.units.n_rows))
+        own = self.units.weight_scale(n_visible)
+        if own is not None:
+            usual = own
+        elif not isinstance(recipe.base, IndependentBernoulli) and not recipe.plan.searches:
+            usual = SCALE_ON_TREES
+        return max(usual, min(SCALE_BY_L1 * l1, 1 / math.sqrt(n_visible)))
+
+    @torch.no_grad()
+    def initialise(self, recipe: Any, energy: Any, rows: Rows) -> None:
+        """Start near the base."""
+        self.units.start(energy, column_means(rows).to(energy.weight))
+
+    def complete_copies(self, recipe: Any, rows: Rows, generator: torch.Generator) -> Rows:
+        """Held-out rows, or copies that draws of the base complete where entries are missing."""
+        if rows.known is None:
+            return rows
+        rows = rows.copies(N_COMPLETIONS)
+        redraw(recipe.base, rows, generator)
+        return rows
+
+    def log_ratios(self, recipe: Any) -> LogRatioOf:
+        return rbm_log_ratios
+
+    def complete(
+        self, recipe: Any, energy: Any, x: Tensor, known: Tensor, generator: torch.Generator
+    ) -> Tensor:
+        """Gibbs steps, which continue when the rows come again; more steps if they may not."""
+        state, clamp = ChainState(x), Clamp(known, x)
+        for _ in range(STREAMING_STEPS if recipe.streaming else 1):
+            state, _ = GIBBS.step(energy, state, generator, clamp=clamp)
+        return state.x
+
+    def fit_base(self, recipe: Any, rows: Rows) -> Distribution:
+        return fit_named_base(recipe.base_name, rows, recipe.table)
+
+    def set_to_base(self, recipe: Any, net: EnergyNet, rows: Rows) -> RBMFamily:
+        """The initial model on its base."""
+        generator = torch.Generator(rows.device).manual_seed(net.seed_)
+        net.replace(self.objective(recipe, generator))
+        self.initialise(recipe, net.module_.energy, rows)
+        return self
+
+    def check_trained(self, recipe: Any, net: EnergyNet, rows: Rows) -> None:
+        """Warn of variances that collapsed, and if training has not converged.
+
+        It has not if held-out rows were still becoming more likely when it ended, or had not yet
+        begun to.
+        """
+        mixed = not isinstance(recipe.table.domain, Binary)
+        narrow = self.units.narrow(net.module_.energy, recipe.table) if mixed else ""
+        if narrow:
+            warn(narrow, TrainingWarning, self.units.remedy_of_narrow)
+        if self.by_halves and recipe.plan.n_iter == 0:
+            warn(
+                f"The base is left as it is (n_iter_ is 0): models of one half of the {len(rows)} "
+                "rows never made the other half more likely.",
+                TrainingWarning,
+                ("Use more rows or fewer n_components; n_iter= trains.", "n_components", "n_iter"),
+                ("Use more rows.",),
+            )
+        notice = self.why_not_converged(recipe, net, rows)
+        if notice is not None:
+            repeat([notice])
+
+    def why_not_converged(self, recipe: Any, net: EnergyNet, rows: Rows) -> Notice | None:
+        """What held-out rows say of a training that was too short; None if it was not."""
+        found = [row for row in net.history[net.n_before_ :] if GAIN in row]
+        if not recipe.n_guards or net.note_ or not found:
+            return None
+        n_iter, per_epoch = net.max_epochs, math.ceil(len(rows) / recipe.plan.batch_size)
+        # With a rate that decays, the end of a short fit rises little, however far it has to go.
+        part = "half" if self.short else "quarter"
+        rise = still_rising([row[GAIN] for row in found], 2 if self.short else 1)
+        if rise is not None:
+            return Notice(
+                f"Training has not converged: in the last {part} of {n_iter} epochs held-out rows "
+                f"still became {rise:.2g} nats more likely.",
+                TrainingWarning,
+                ((f"Set n_iter to {2 * n_iter} or more.", "n_iter"),),
+            )
+        if self.short and not is_gain(found[-1]):
+            # Units of small weights may stay alike for thousands of steps before they differ.
+            return Notice(
+                f"Training has not converged: after {n_iter * per_epoch:,} steps held-out rows are "
+                "no more likely than by the base alone.",
+                TrainingWarning,
+                ((f"Set n_iter to {math.ceil(ENOUGH_STEPS / per_epoch)} or more.", "n_iter"),),
+            )
+        return None
+
+    def scoring_energy(self, recipe: Any, energy: Any) -> Any:
+        return energy.with_padding()
+
+    def proper_score(self, recipe: Any, rows: Rows, energy: Any) -> Tensor:
+        return rows.map(self.units.proper_score(energy, recipe.table), energy.domain.n_columns)
+
+    def without_effect(self, recipe: Any, asked: dict[str, Any]) -> dict[str, str]:
+        found = self.units.without_effect(asked)
+        kinds = [type(part) for part in parts_of(recipe.table.domain)]
+        if recipe.base_name in TREES and Binary not in kinds and Categorical not in kinds:
             found["base"] = "no column of X is binary or categorical"
-        if self.base_name == "gaussian" and Real not in kinds:
+        if recipe.base_name == "gaussian" and Real not in kinds:
             found["base"] = "no column of X is real"
-        if self.is_mixed and self.units.takes_bits and "rescale" in asked:
+        if kinds != [Binary] and self.units.takes_bits and "rescale" in asked:
             found["rescale"] = 'columns outside [0, 1] are Gaussian units (visible="bernoulli")'
         if self.learning == "exact" and "sampler" in asked:
             found["sampler"] = (
@@ -378,7 +323,7 @@ class RBMBlueprint(GuardedBlueprint, JointBlueprint):
         plain = self.learning == "exact" and not self.units.centers_likelihood
         if plain and isinstance(asked.get("centering"), Centering):
             found["centering"] = 'the gradient of this exact likelihood is not (learning="pcd" is)'
-        if not self.line_search:
+        if not recipe.plan.searches:
             return found
         if isinstance(asked.get("centering"), Centering):
             found["centering"] = (
@@ -390,22 +335,14 @@ class RBMBlueprint(GuardedBlueprint, JointBlueprint):
             )
         return found
 
-    def partition_input(self, name: str, energy: Any, net: EnergyNet, reference: Tensor) -> Any:
-        if name == "base":
-            return energy.base
-        if name == "sampler":
-            return self.layer_sampler.kernel
-        data = reference if self.is_mixed else (reference > 0.5).to(reference.dtype)
-        starts = {"data": at_least_two(data)}
-        chain = chain_rows(net)
-        if chain is not None:
-            starts["training chains"] = at_least_two(chain)
-        return starts
+    def partition_input(
+        self, recipe: Any, name: str, energy: Any, net: EnergyNet, reference: Tensor
+    ) -> Any:
+        data = states_near(reference, recipe.table.domain)
+        return self.chains.partition_input(name, energy, net, data)
 
 
-def of_layers(sampler: Sampler) -> Sampler:
-    """The sampler if it draws whole layers, or block Gibbs."""
-    return sampler if isinstance(sampler.kernel, Gibbs) else Gibbs()
+RBMRecipe: TypeAlias = Recipe[RBMFamily]
 
 
 def still_rising(gains: list[float], n_quarters: int = 1) -> float | None:
@@ -420,12 +357,12 @@ def still_rising(gains: list[float], n_quarters: int = 1) -> float | None:
     before, last = np.array(gains[first : first + n]), np.array(gains[-n:])
     rise = float(last.mean() - before.mean())
     error = math.sqrt((before.var(ddof=1) + last.var(ddof=1)) / n)
-    return rise if rise > max(LEAST_RISE, 2 * error) else None
+    return rise if rise > max(WORTH_A_WARNING, 2 * error) else None
 
 
 def is_gain(assessed: dict[str, float]) -> bool:
     """Whether held-out rows are more likely than by the base, by 0.1 nats and two errors."""
-    return assessed[GAIN] > max(LEAST_RISE, 2 * assessed[ERROR])
+    return assessed[GAIN] > max(WORTH_A_WARNING, 2 * assessed[ERROR])
 
 
 # ------------------------------------------------------------------------------
@@ -433,10 +370,10 @@ def is_gain(assessed: dict[str, float]) -> bool:
 # ------------------------------------------------------------------------------
 
 
-def design_blueprint(
+def design_recipe(
     estimator: Any, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
-) -> RBMBlueprint:
-    """The blueprint of a fit, whose rows choose the base, the units and the epochs where asked to.
+) -> RBMRecipe:
+    """The recipe of a fit, whose rows choose the base, the units and the epochs where asked to.
 
     `before` is the net of an earlier fit that goes on, with its base.
     """
@@ -466,12 +403,12 @@ def design_blueprint(
     long = found.plan.n_batches(rows.n_table) >= ENOUGH_STEPS
     several = estimator.n_components == "auto" and long
     sizes = N_HIDDEN if several else (usual,)
-    choice = found.guarded and len(names) + len(sizes) > 2
-    if not found.by_halves and not choice:
+    choice = found.n_guards > 0 and len(names) + len(sizes) > 2
+    if not found.family.by_halves and not choice:
         return found
     generator = torch.Generator(rows.device).manual_seed(draw_seed(estimator.random_state_))
     trials = ValidationFits(base_of, plan, generator, estimator.net_params)
-    if found.by_halves:
+    if found.family.by_halves:
         gains = functools.partial(trials.gains, first, found.plan.n_iter)
         return found.with_epochs(epochs_by_halves(gains, rows, generator))
     chosen = choose_base(names, sizes, trials.value, rows, generator)
@@ -486,12 +423,12 @@ def _going_on(
     table: Table,
     *,
     streaming: bool,
-) -> RBMBlueprint:
-    """The blueprint of a fit that goes on from an earlier one, with its base and its guards."""
-    last = estimator._blueprint
+) -> RBMRecipe:
+    """The recipe of a fit that goes on from an earlier one, with its base and its guards."""
+    last = estimator._recipe
     check_base_stays(estimator.base, last.base, last.base_name)
     asked = estimator.n_components
-    n_hidden = last.n_hidden if asked == "auto" else asked
+    n_hidden = last.family.n_hidden if asked == "auto" else asked
     chosen = BaseChoice(last.base_name, n_hidden, last.base_reason)
     new = design(
         estimator,
@@ -503,7 +440,8 @@ def _going_on(
         of_file=rows.n_table > len(rows),
         guard_seed=last.guard_seed,
     )
-    return new.with_epochs(last.plan.n_iter) if new.by_halves and last.by_halves else new
+    by_halves = new.family.by_halves and last.family.by_halves
+    return new.with_epochs(last.plan.n_iter) if by_halves else new
 
 
 def fit_named_base(asked: Any, rows: Rows, table: Table) -> Distribution:
@@ -530,13 +468,13 @@ def fit_apart(
     return base
 
 
-def _base_names(found: RBMBlueprint, first: BaseChoice) -> list[str | None]:
+def _base_names(found: RBMRecipe, first: BaseChoice) -> list[str | None]:
     """Names of the bases among which the rows choose, the plainest first."""
-    if not found.guarded:
+    if not found.n_guards:
         return [first.name]
-    sampler = found.chain_sampler
+    sampler = found.family.chains.training_sampler
     tempered = sampler.kernel is not sampler
-    return [*candidates(found.table.domain, short=found.short, tempered=tempered)]
+    return [*candidates(found.table.domain, short=found.family.short, tempered=tempered)]
 
 
 def design(
@@ -549,7 +487,7 @@ def design(
     streaming: bool,
     of_file: bool = False,
     guard_seed: int | None = None,
-) -> RBMBlueprint:
+) -> RBMRecipe:
     """Resolve every other ``"auto"`` of an estimator for the rows that it trains on.
 
     An explicit learning rate, batch size or momentum selects stochastic steps, even with exact
@@ -577,28 +515,28 @@ def design(
         n_chains = max(plan.batch_size, REWEIGHTED_CHAINS) if chains.reweight else plan.batch_size
         chains.set_params(n_chains=int(n_chains))
     _check_units(units, rows, plan.batch_size)
-    penalty = estimator.penalty
-    if penalty is not None:
-        penalty.check()
-    return RBMBlueprint(
+    if estimator.penalty is not None:
+        estimator.penalty.check()
+    asked, few = asked_steps(estimator).n_iter, FEWEST_IN_HALVES <= len(rows) < FEWEST_ROWS
+    family = RBMFamily(
+        units=units,
+        learning=learning,
+        chains=GibbsChains(sampler, chains),
+        centering=_centering(estimator, learning, units, plan.searches),
+        penalty=None if estimator.penalty is None else clone(estimator.penalty),
+        short=asked != "auto" and plan.n_batches(rows.n_table) < ENOUGH_STEPS,
+        by_halves=ours and few and asked == "auto" and not estimator.early_stopping,
+    )
+    return Recipe(
         table=table,
         plan=plan,
         base=base,
+        family=family,
         base_name=chosen.name,
         base_reason=chosen.reason,
-        units=units,
-        learning=learning,
-        sampler=sampler,
-        chains=chains,
-        centering=_centering(estimator, learning, units, plan.optimizer == "lbfgs"),
-        penalty=None if penalty is None else clone(penalty),
-        short=_is_short(estimator, plan, rows.n_table),
-        guarded=ours and len(rows) >= FEWEST_ROWS,
-        by_halves=ours
-        and FEWEST_IN_HALVES <= len(rows) < FEWEST_ROWS
-        and _epochs_are_ours(estimator),
-        streaming=streaming,
+        n_guards=N_HELD_OUT if ours and len(rows) >= FEWEST_ROWS else 0,
         guard_seed=guard_seed,
+        streaming=streaming,
     )
 
 
@@ -606,16 +544,6 @@ def usual_units(estimator: Any) -> int:
     """Number of hidden units where rows do not choose."""
     n: Any = estimator.n_components
     return estimator._hidden.kind.usual if n == "auto" else int(n)
-
-
-def _is_short(estimator: Any, plan: TrainingPlan, n_rows: int) -> bool:
-    """Whether a number of epochs was given that makes fewer than 10,000 steps."""
-    return asked_steps(estimator).n_iter != "auto" and plan.n_batches(n_rows) < ENOUGH_STEPS
-
-
-def _epochs_are_ours(estimator: Any) -> bool:
-    """Whether neither a number of epochs is given nor a rule that ends training."""
-    return asked_steps(estimator).n_iter == "auto" and not estimator.early_stopping
 
 
 def _check_units(units: HiddenUnits, rows: Rows, batch_size: int) -> None:

@@ -1,4 +1,4 @@
-"""Settings of a classification RBM that are resolved before training."""
+"""The family of classification RBMs: energy, chains, trials, and what "auto" means."""
 
 from __future__ import annotations
 
@@ -6,30 +6,24 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from sklearn.base import clone
 from torch import Tensor
 
-from skebm.base import Binary, Sampler, sampling
-from skebm.base.objective import weighted_mean
+from skebm.base import sampling
 from skebm.distributions import Distribution
 from skebm.energies import ClassRBM, MixedRBM
-from skebm.estimators.base import (
-    JointBlueprint,
-    at_least_two,
-    chain_rows,
-    fraction_of_early_stopping,
-)
-from skebm.estimators.rbm.blueprint import of_layers
+from skebm.estimators.base import at_least_two, fraction_of_early_stopping, states_near
+from skebm.estimators.rbm.family import GibbsChains
 from skebm.estimators.rbm.hidden import HIDDEN_BIAS
 from skebm.estimators.rbm.safety import N_HELD_OUT, rbm_log_ratios
-from skebm.estimators.tables.bases import column_means
-from skebm.estimators.tables.table import Table
+from skebm.estimators.recipe import Family, JointModel, Recipe
+from skebm.estimators.tables.bases import column_means, mean_log_prob
 from skebm.objectives import Centering, ClassLikelihood, Penalty
 from skebm.objectives.joint import UNKNOWN
-from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
+from skebm.samplers import ChainPolicy, FromData, Persistent
 from skebm.training import SGD
 from skebm.training.plan import TrainingPlan, asked_steps, plan_of
 from skebm.training.rows import Rows
@@ -69,62 +63,45 @@ N_JUDGING_CHAINS = 500
 
 
 @dataclass(frozen=True)
-class ClassBlueprint(JointBlueprint):
-    """Resolved settings of a classification RBM.
+class ClassFamily(Family, JointModel):
+    """RBMs of rows and their class.
 
     Attributes
     ----------
-    table : Table
-    plan : TrainingPlan
-    base : Distribution
-    base_name : str or None
-        None if the base was passed.
     n_hidden, n_classes : int
     generative_weight : float
         0 of discriminative training, 1 of generative training.
     class_weight : tuple of float or None
         Weights of the classes, divided by the fraction of labelled rows.
-    sampler : Sampler or None
-        None is block Gibbs sampling.
-    chains : ChainPolicy
+    chains : GibbsChains
     centering : Centering or None
     penalty : Penalty or None
-    guard_seed : int or None
-        Which rows judge p(x), apart from those that the fit sees; None where a trial or none did.
     p_is_base : bool
         Whether p(x) of the trained model is the base: after training without a likelihood of rows,
         and where held-out rows gain too little over it.
     """
 
-    table: Table
-    plan: TrainingPlan
-    base: Distribution
-    base_name: str | None
     n_hidden: int
     n_classes: int
     generative_weight: float
     class_weight: tuple[float, ...] | None
-    sampler: Sampler | None
-    chains: ChainPolicy
+    chains: GibbsChains
     centering: Centering | None
     penalty: Penalty | None
-    guard_seed: int | None = None
     p_is_base: bool = False
 
-    def objective(self, generator: torch.Generator) -> ClassLikelihood:
-        dtype = self.plan.torch_dtype
-        base = self.base.to(generator.device, dtype)
-        scale = math.sqrt(2 / (self.table.domain.n_columns + self.n_hidden))
+    def objective(self, recipe: ClassRecipe, generator: torch.Generator) -> ClassLikelihood:
+        dtype = recipe.plan.torch_dtype
+        base = recipe.base.to(generator.device, dtype)
+        scale = math.sqrt(2 / (recipe.table.domain.n_columns + self.n_hidden))
         how: dict[str, Any] = {"generator": generator, "scale": scale}
         rbm = MixedRBM(base, self.n_hidden, dtype=dtype, **how)
         energy = ClassRBM(rbm, self.n_classes, **how)
-        chains, weight = clone(self.chains), self.class_weight
-        if isinstance(chains, Persistent):
-            chains.set_params(initial=base)
+        weight = self.class_weight
         return ClassLikelihood(
             energy,
-            self.chain_sampler,
-            chains,
+            self.chains.training_sampler,
+            self.chains.policy_from(base),
             generative_weight=self.generative_weight,
             class_weight=None if weight is None else energy.class_bias.new_tensor(weight),
             centering=self.centering,
@@ -132,7 +109,7 @@ class ClassBlueprint(JointBlueprint):
         )
 
     @torch.no_grad()
-    def initialise(self, energy: ClassRBM, rows: Rows) -> None:
+    def initialise(self, recipe: ClassRecipe, energy: ClassRBM, rows: Rows) -> None:
         """Start near the base and the frequencies of the classes, with hidden units mostly off.
 
         The weights are those of centred units, as in an RBM without classes.
@@ -149,7 +126,7 @@ class ClassBlueprint(JointBlueprint):
         energy.class_bias.copy_(shares.log() - off.sigmoid() @ energy.class_weight)
         rbm.hidden_bias.copy_(off - rbm.weight @ mean - energy.class_weight @ shares)
 
-    def deduplicate(self, rows: Rows) -> Rows:
+    def deduplicate(self, recipe: ClassRecipe, rows: Rows) -> Rows:
         """Labelled rows several times with a part of their weight each, where they are few.
 
         Batches then have about one labelled row in three; the means are the same.
@@ -167,27 +144,27 @@ class ClassBlueprint(JointBlueprint):
 
     # ---------------------------------------------------------------- the trained model
 
-    def energy(self, trained: ClassRBM) -> ClassRBM:
+    def energy(self, recipe: ClassRecipe, trained: ClassRBM) -> ClassRBM:
         """The energy of p(x)."""
         return trained.base_alone() if self.p_is_base else trained
 
-    def scoring_energy(self, energy: ClassRBM) -> ClassRBM:
+    def scoring_energy(self, recipe: ClassRecipe, energy: ClassRBM) -> ClassRBM:
         return energy.with_padding()
 
-    def hold_out(self, rows: Rows, generator: torch.Generator) -> tuple[Rows, Rows | None]:
+    def hold_out(
+        self, recipe: ClassRecipe, rows: Rows, generator: torch.Generator
+    ) -> tuple[Rows, Rows | None]:
         """Leave the rows out that judge p(x) after training, which they do not guard."""
-        if self.guard_seed is None:
-            return rows, None
-        return rows_apart(rows, N_HELD_OUT, self.guard_seed)[0], None
+        return (rows if recipe.guard_seed is None else self.rows_apart(recipe, rows)[0]), None
 
-    def after_training(self, net: EnergyNet, rows: Rows) -> ClassBlueprint:
+    def finalise(self, recipe: ClassRecipe, net: EnergyNet, rows: Rows) -> ClassFamily:
         """The same, or p(x) is the base where held-out rows gain too little, unless trials judged.
 
         Training that goes on from an earlier fit keeps what it has.
         """
         judges = net.validation
-        if judges is None and self.guard_seed is not None:
-            _, judges = rows_apart(rows, N_HELD_OUT, self.guard_seed)
+        if judges is None and recipe.guard_seed is not None:
+            _, judges = self.rows_apart(recipe, rows)
         if judges is None or self.p_is_base or net.streaming or net.n_before_:
             return self
         generator = torch.Generator(rows.device).manual_seed(net.seed_)
@@ -196,7 +173,7 @@ class ClassBlueprint(JointBlueprint):
         found = assess(log_ratios, energy, x, judges.weight, generator)
         return self.judged(Gain(found.gain, found.error))
 
-    def judged(self, found: Gain, of_all_rows: float = 0.0) -> ClassBlueprint:
+    def judged(self, found: Gain, of_all_rows: float = 0.0) -> ClassFamily:
         """The same, or p(x) is the base where held-out rows gain too little.
 
         Who asks for classes is told only of rows that training made clearly less likely.
@@ -204,32 +181,14 @@ class ClassBlueprint(JointBlueprint):
         if is_kept(found, of_all_rows):
             return self
         if found.gain + found.error < 0:
-            warn_of_base(found, of_all_rows, "p(x)")
+            warn_of_base(found, "p(x)")
         return replace(self, p_is_base=True)
 
-    def mean_of_base(self, rows: Rows) -> float:
-        """Mean log-likelihood of rows under the base."""
-        with torch.no_grad():
-            value = self.base.log_prob(rows.block(0, len(rows))).double()
-        return float(weighted_mean(value, rows.counts.double()))
-
-    def proper_score(self, rows: Rows, energy: ClassRBM) -> Tensor:
+    def proper_score(self, recipe: ClassRecipe, rows: Rows, energy: ClassRBM) -> Tensor:
         return rows.map(lambda x: -energy(x), energy.domain.n_columns)
 
-    # ---------------------------------------------------------------- chains of a trained model
-
-    @property
-    def chain_sampler(self) -> Sampler:
-        """Sampler of the training chains."""
-        return Gibbs() if self.sampler is None else self.sampler
-
-    @property
-    def layer_sampler(self) -> Sampler:
-        """Sampler of rows: that of training if it draws whole layers, or block Gibbs."""
-        return of_layers(self.chain_sampler)
-
-    def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
-        found = super().without_effect(asked)
+    def without_effect(self, recipe: ClassRecipe, asked: dict[str, Any]) -> dict[str, str]:
+        found: dict[str, str] = {}
         if not self.generative_weight:
             why = "without a likelihood of rows no chain moves"
             found |= {name: why for name in ("chains", "sampler") if name in asked}
@@ -237,18 +196,16 @@ class ClassBlueprint(JointBlueprint):
             found["generative_weight"] = f'objective="{asked["objective"]}" sets it'
         return found
 
-    def partition_input(self, name: str, energy: Any, net: EnergyNet, reference: Tensor) -> Any:
-        if name == "base":
-            return energy.base
-        if name == "sampler":
-            return self.layer_sampler.kernel
-        bits = isinstance(self.table.domain, Binary)
-        data = (reference > 0.5).to(reference.dtype) if bits else reference
-        starts = {"data": at_least_two(data)}
-        chain = chain_rows(net)
-        if chain is not None and not self.p_is_base:
-            starts["training chains"] = at_least_two(chain)
-        return starts
+    def partition_input(
+        self, recipe: ClassRecipe, name: str, energy: Any, net: EnergyNet, reference: Tensor
+    ) -> Any:
+        data = states_near(reference, recipe.table.domain)
+        if name == "x" and self.p_is_base:
+            return {"data": at_least_two(data)}
+        return self.chains.partition_input(name, energy, net, data)
+
+
+ClassRecipe: TypeAlias = Recipe[ClassFamily]
 
 
 # ------------------------------------------------------------------------------
@@ -286,7 +243,7 @@ def class_log_ratios(
 
 
 def epochs_by_folds(
-    blueprint: ClassBlueprint, rows: Rows, generator: torch.Generator, net_params: Any
+    recipe: ClassRecipe, rows: Rows, generator: torch.Generator, net_params: Any
 ) -> int:
     """Number of epochs after which the cross-entropy of left-out labelled rows is least.
 
@@ -294,7 +251,7 @@ def epochs_by_folds(
 
     Parameters
     ----------
-    blueprint : ClassBlueprint
+    recipe : Recipe
         Settings of a fit to all rows.
     rows : Rows
     generator : torch.Generator
@@ -305,7 +262,7 @@ def epochs_by_folds(
     assert rows.y is not None
     known = (rows.y != UNKNOWN).nonzero().ravel()
     order = known[torch.randperm(len(known), generator=generator, device=known.device)]
-    n_iter = blueprint.plan.n_iter
+    n_iter = recipe.plan.n_iter
     # Numbers of epochs that are compared.
     n_in_fold = 20
     more: dict[str, Any] = {"n_iter": n_iter, "n_times": n_in_fold, "net_params": net_params}
@@ -315,42 +272,43 @@ def epochs_by_folds(
         kept[left_out] = False
         train, validation_rows = rows.subset(kept.nonzero().ravel()), rows.subset(left_out)
         log_ratios = functools.partial(class_log_ratios, rows.y[left_out])
-        net = trial_net(blueprint, train, validation_rows, log_ratios, generator, **more)
+        net = trial_net(recipe, train, validation_rows, log_ratios, generator, **more)
         curves.append(gains_by_epoch(net))
     best = most_likely_epoch([curve for curve in curves if curve])
     return n_iter if best is None else best[0]
 
 
 def p_by_trial(
-    blueprint: ClassBlueprint,
+    recipe: ClassRecipe,
     base_of: Callable[[Rows], Distribution],
     rows: Rows,
     seed: int,
     net_params: Any,
-) -> ClassBlueprint:
-    """The blueprint whose p(x) is the base where held-out rows of a trial gain too little.
+) -> ClassRecipe:
+    """The recipe whose p(x) is the base where held-out rows of a trial gain too little.
 
     The trial is on the other rows, and so is its base; the class probabilities of the fit lose no
     rows.
     """
     train, held_out = rows_apart(rows, N_HELD_OUT, seed)
     if not len(held_out):
-        return blueprint
-    trial = replace(blueprint, base=base_of(train))
+        return recipe
+    trial = replace(recipe, base=base_of(train))
     net = trial_net(
         trial,
         train,
         held_out,
         functools.partial(rbm_log_ratios, n_chains=N_JUDGING_CHAINS),
         torch.Generator(rows.device).manual_seed(seed),
-        n_iter=blueprint.plan.n_iter,
+        n_iter=recipe.plan.n_iter,
         n_times=1,
         net_params=net_params,
     )
     found = None if net is None else net.guard_.final_gain
     if found is None:
         found = Gain(-math.inf, 0.0)
-    return blueprint.judged(found, gain_by_more_rows(trial.mean_of_base, train, held_out))
+    more = gain_by_more_rows(functools.partial(mean_log_prob, trial.base), train, held_out)
+    return replace(recipe, family=recipe.family.judged(found, more))
 
 
 def class_plan(
