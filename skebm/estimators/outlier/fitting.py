@@ -27,9 +27,7 @@ LEAST_ROWS = 2
 
 def default_estimator(verbose: int = 0, n_jobs: int | None = None) -> Any:
     """A table encoder and a product of kernels in two metrics and a smooth mixture."""
-    return make_pipeline(
-        TableEncoder(verbose=verbose), ProductOfDensities(n_jobs=n_jobs, verbose=verbose)
-    )
+    return make_pipeline(TableEncoder(), ProductOfDensities(n_jobs=n_jobs, verbose=verbose))
 
 
 def params_of_default(params: dict[str, Any]) -> dict[str, Any]:

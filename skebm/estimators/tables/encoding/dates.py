@@ -118,21 +118,16 @@ def _times_of(
     dtype = str(column.dtype).lower()
     if dtype.startswith("period"):  # of pandas: months, for example, by their starts
         column, dtype = column.dt.to_timestamp(), "datetime"
-    if dtype.startswith("timestamp"):  # of Arrow, in pandas
-        column = column.astype(_without_arrow(column.dtype))
-        dtype = str(column.dtype).lower()
+    if dtype.startswith(("timestamp", "date32", "date64")):  # of Arrow, in pandas
+        zone = getattr(column.dtype.pyarrow_dtype, "tz", None)
+        dtype = "datetime64[us]" if zone is None else f"datetime64[us, {zone}]"
+        column = column.astype(dtype)
     if dtype.startswith(("datetime", "date", "timedelta", "duration")):
         kind = "m" if dtype[:2] in ("ti", "du") else "M"
         return _instants(column, kind), _on_clock(column, kind), False
     if is_text or dtype.startswith(("object", "str", "large_string", "utf8")):
         return _times_of_objects(column, name, is_text)
     return None
-
-
-def _without_arrow(dtype: Any) -> str:
-    """The type of pandas for a type of Arrow with a time zone or without."""
-    zone = getattr(dtype.pyarrow_dtype, "tz", None)
-    return "datetime64[ns]" if zone is None else f"datetime64[ns, {zone}]"
 
 
 def _instants(column: Any, kind: str) -> np.ndarray:
@@ -158,21 +153,16 @@ def _times_of_objects(
     values = list(column.to_list() if hasattr(column, "to_list") else column.tolist())
     present = [i for i, v in enumerate(values) if is_present(v)]
     some = [values[i] for i in present]
-    instants = np.full(len(values), np.datetime64("NaT"), dtype="M8[us]")
+    instants = np.full(len(values), np.datetime64("NaT", "us"), dtype="M8[us]")
     if some and all(isinstance(v, datetime.timedelta | np.timedelta64) for v in some):
-        durations = np.full(len(values), np.timedelta64("NaT"), dtype="m8[us]")
+        durations = np.full(len(values), np.timedelta64("NaT", "us"), dtype="m8[us]")
         durations[present] = np.array(some, dtype="m8[us]")
         return durations, None, False
     if some and all(isinstance(v, datetime.date | np.datetime64) for v in some):
-        aware = {getattr(v, "tzinfo", None) is not None for v in some}
-        if len(aware) > 1:
-            raise ValueError(
-                f"Column {name!r} mixes dates with and without a time zone. Convert it first, as "
-                "by pandas.to_datetime(column, utc=True)."
-            )
+        has_zone = _has_zone(some, name)
         instants[present] = [_plain_date(v) for v in some]
         local = None
-        if aware == {True}:
+        if has_zone:
             local = instants.copy()
             local[present] = [np.datetime64(v.replace(tzinfo=None), "us") for v in some]
         return instants, local, False
@@ -193,8 +183,20 @@ def _times_of_objects(
         if not is_text:
             return None
         raise
+    _has_zone(read, name)
     instants[present] = [_plain_date(v) for v in read]
     return instants, None, True
+
+
+def _has_zone(dates: list[Any], name: str) -> bool:
+    """Whether dates have a time zone; `ValueError` if only some of them have one."""
+    aware = {getattr(one, "tzinfo", None) is not None for one in dates}
+    if len(aware) > 1:
+        raise ValueError(
+            f"Column {name!r} mixes dates with and without a time zone. Convert it first, as by "
+            "pandas.to_datetime(column, utc=True)."
+        )
+    return aware == {True}
 
 
 def _plain_date(value: Any) -> np.datetime64:

@@ -40,6 +40,7 @@ from skebm.estimators.tables.encoding.numbers import (
     deviations_from_levels,
     features_of_dates,
     is_row_number,
+    repeated_dates,
     scale_of_log,
 )
 from skebm.estimators.tables.units import extreme_factors
@@ -233,6 +234,12 @@ class TableEncoder(DocLinkMixin, SourceMixin, TransformerMixin, BaseEstimator):
             for j, level in self._levels.items()
             if self._notes[j].kind == WIDE
         }
+        dates = [j for j, kind in times.kinds.items() if kind == DATES]
+        repeated = repeated_dates(codes, dates)
+        for j, earlier in repeated.items():
+            why = f"its days are nearly those of {self._names[earlier]!r}"
+            self._notes[j] = self._notes[j]._replace(becomes="compared with other dates", why=why)
+        self._features = [f for f in self._features if f.columns[0] not in repeated]
         made: list[Feature | Deviation] = [*of_dates]
         made += deviations_from_levels(self._names, own, wide, codes)
         for feature in made:

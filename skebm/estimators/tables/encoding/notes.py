@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,8 @@ MANY_NUMBERS = 0.5
 # Distinct texts, as a fraction of the rows, above which nothing is lost by leaving a column out.
 ALL_DISTINCT = 0.9
 MOST_NAMED = 5
+# Text that begins as dates do, in any order of year, month and day.
+DATE = re.compile(r"\s*\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}(\D|$)")
 # The kind of a categorical column of many levels.
 WIDE = "wide categories"
 
@@ -27,8 +30,8 @@ class Note(NamedTuple):
     Attributes
     ----------
     column, kind, becomes, why : str
-    lost : {"", "texts", "numbers"}
-        What is lost by it: texts that recur, or numbers among texts.
+    lost : {"", "texts", "numbers", "dates"}
+        What is lost by it: texts that recur, or numbers or dates that are text.
     """
 
     column: str
@@ -58,15 +61,19 @@ def text_note(
     n_levels = int((counts > 0).sum())
     why = f"{n_levels} levels in {n} rows"
     n_numbers = sum(int(counts[k]) for k in range(len(levels)) if _is_number(levels[k]))
+    is_dates = all(DATE.match(str(levels[k])) for k in np.flatnonzero(counts))
+    if is_dates:
+        why += ", of dates that are not of the form 2024-12-31"
     if made is None:
         lost = "texts" * (n_levels < ALL_DISTINCT * n)
         if MANY_NUMBERS * n <= n_numbers < n:
             why, lost = f"{why}, {n_numbers} of {n} are numbers", "numbers"
+        lost = "dates" if is_dates else lost
         return Note(name, "text", "left out", f"most occur once, {why}", lost)
     n_own = len(made.names) - 1 - any(one == f"{name}_rarity" for one in made.names)
     parts = ["rarity of the level"] * (made.names[0] == f"{name}_rarity")
     parts += [f"a column for each of the {n_own} commonest levels"] * (n_own > 0)
-    return Note(name, WIDE, "; ".join(parts) or "seen in fit or not", why)
+    return Note(name, WIDE, "; ".join(parts) or "seen in fit or not", why, "dates" * is_dates)
 
 
 def _is_number(level: Any) -> bool:
@@ -81,22 +88,21 @@ def say(notes: list[Note], verbose: int) -> None:
     """Warn once of the columns of which something is lost; if `verbose`, print all notes."""
     if verbose:
         print("\n".join(["Columns:", *(note.sentence() for note in notes)]))
-    texts, numbers = (
-        [note for note in notes if note.lost == lost] for lost in ("texts", "numbers")
-    )
+    remedies = {
+        "texts": "most texts occur once; drop or shorten them",
+        "numbers": "most texts are numbers; use pandas.to_numeric(column, errors='coerce')",
+        "dates": "the texts are dates; use pandas.to_datetime(column)",
+    }
     said = []
-    if texts:
-        said.append(f"{_named(texts)}: most texts occur once.")
-    if numbers:
-        said.append(
-            f"{_named(numbers)}: most texts are numbers, others not; use "
-            "pandas.to_numeric(column, errors='coerce')."
-        )
+    for lost, remedy in remedies.items():
+        concerned = [note for note in notes if note.lost == lost]
+        if concerned:
+            said.append(f"{_named(concerned)}: {remedy}")
     if said:
         warn(
-            f"Columns are left out. {' '.join(said)}",
+            f"A density learns little of these columns. {'. '.join(said)}.",
             DataWarning,
-            ("Drop or convert them; columns_ of the TableEncoder says what became of each.",),
+            ("columns_ of the TableEncoder says what became of each.",),
         )
 
 

@@ -220,6 +220,23 @@ def features_of_dates(
     return found
 
 
+def repeated_dates(codes: np.ndarray, dates: list[int]) -> dict[int, int]:
+    """Columns of dates whose days are nearly those of an earlier one, each with that one.
+
+    Together with the time between them they would say the same twice, and count twice in distances.
+    """
+    found: dict[int, int] = {}
+    for start, end in date_pairs(codes, dates):
+        between = codes[:, end] - codes[:, start]
+        known = codes[~np.isnan(between), start]
+        if start in found or not len(known):
+            continue
+        spread = float(np.subtract(*np.quantile(known, [0.9, 0.1])))
+        if spread and _repeats(between - np.nanmedian(between), spread):
+            found.setdefault(end, start)
+    return found
+
+
 def date_pairs(codes: np.ndarray, dates: list[int]) -> list[tuple[int, int]]:
     """Pairs of columns of dates, the earlier one first by medians: all, or neighbours of many."""
     medians = {j: float(np.nanmedian(codes[:, j])) for j in dates}
