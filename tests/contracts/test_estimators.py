@@ -1622,7 +1622,7 @@ def test_a_misspelt_net_parameter_is_answered_with_the_valid_ones(case, name):
         clone(case).set_params(net_params={name: 1}).partial_fit(data(case))
 
 
-@each_alike
+@each_lead
 def test_given_parts_are_cloned(case):
     sampler, partition = clone(kind(case).sampler), clone(kind(case).partition)
     model = fit(case, sampler=sampler, partition=partition)

@@ -264,7 +264,7 @@ def test_classes_of_a_map(tmp_path):
     X = numbers()
     y = np.where(X[:, 0] > 100, "above", "below")
     table = map_of(tmp_path, X)
-    model = JEMClassifier(network=MLP(hidden_sizes=(8,)), n_iter=2, random_state=0, partition=None)
+    model = JEMClassifier(base="gaussian", **SMALL | {"n_iter": 2})
     model.fit(table, y)
     assert_array_equal(model.predict_proba(table), model.predict_proba(X))
     assert_array_equal(model.predict(table), model.predict(X))
@@ -342,7 +342,7 @@ def test_missing_entries_of_a_map(tmp_path):
     X = bits(dtype=np.float32)
     X[::7, 1] = np.nan
     table = map_of(tmp_path, X)
-    model = RBMEstimator(3, n_iter=1, random_state=0)
+    model = RBMEstimator(3, base="independent", n_iter=1, random_state=0)
     with pytest.warns(UserWarning, match="the memory map is read whole"):
         model.fit(table)
     assert_allclose(model.energy(table), model.energy(X), rtol=1e-6)  # sums of few rows at once

@@ -430,7 +430,7 @@ def test_denoised_rows_are_posterior_means(kind, level):
             log_p = log_p + torch.where(differs.any(1), np.log(level / others), np.log(1 - level))
         log_seen.append(log_p)
     n = 300
-    found = model.denoise(np.repeat(noisy.numpy(), n, 0), level, random_state=0)
+    found = model.denoise(np.repeat(noisy.numpy(), n, 0), level, random_state=0, n_steps=50)
     found = torch.tensor(found).view(2, n, -1)
     for log_p, chains in zip(log_seen, found, strict=True):
         expected = Discrete(target.x, target.p.log() + log_p).mean(target.x)

@@ -52,7 +52,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def short():
-    return rbm(n_iter=8).fit(frame())
+    return rbm(n_iter=3).fit(frame())
 
 
 def states():
@@ -84,7 +84,7 @@ def test_it_is_more_likely_than_independent_columns(model):
 def test_units_do_not_matter(short):
     other = frame()
     other["age"] = 1e6 * other["age"] - 5e7
-    scaled = rbm(n_iter=8).fit(other)
+    scaled = rbm(n_iter=3).fit(other)
     assert_allclose(
         scaled.score_samples(other) + np.log(1e6), short.score_samples(frame()), atol=2e-2
     )
@@ -204,7 +204,7 @@ def test_values_in_the_unit_interval_are_bernoulli_units():
 def test_columns_can_be_named_numbered_and_masked(short, given):
     coded = frame()
     coded["city"] = coded["city"].map({"Oslo": 0, "Paris": 1, "Rome": 2})
-    other = rbm(n_iter=8, categorical_features=given).fit(coded)
+    other = rbm(n_iter=3, categorical_features=given).fit(coded)
     assert_allclose(other.score_samples(coded), short.score_samples(frame()), atol=1e-5)
 
 
@@ -213,14 +213,14 @@ def test_kinds_of_tables_give_the_same_model(short):
     table = frame()
     expected = short.score_samples(table)
     category = table.assign(city=table["city"].astype("category"))
-    assert_allclose(rbm(n_iter=8).fit(category).score_samples(category), expected, atol=1e-5)
-    assert rbm(n_iter=8).fit(category).sample(3, random_state=0)["city"].dtype == "category"
+    assert_allclose(rbm(n_iter=3).fit(category).score_samples(category), expected, atol=1e-5)
+    assert rbm(n_iter=3).fit(category).sample(3, random_state=0)["city"].dtype == "category"
     polars = pl.DataFrame({name: table[name].tolist() for name in table.columns})
-    other = rbm(n_iter=8).fit(polars)
+    other = rbm(n_iter=3).fit(polars)
     assert_allclose(other.score_samples(polars), expected, atol=1e-5)
     assert other.sample(3, random_state=0).schema == polars.schema
     objects = table.to_numpy(dtype=object)
-    other = rbm(n_iter=8).fit(objects)
+    other = rbm(n_iter=3).fit(objects)
     assert_allclose(other.score_samples(objects), expected, atol=1e-5)
     assert other.sample(3, random_state=0).shape == (3, 4)
 
