@@ -217,3 +217,18 @@ def test_labels_of_minus_one():
     y[:5] = -1
     with pytest.warns(UserWarning, match="unlabeled=-1"):
         RBMClassifier(2, n_iter=1).fit(X, y)
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_draws_of_integers_are_values_that_occurred(library):
+    """A count of -1 would be none, and 255 as an integer of eight bits without a sign."""
+    module = pytest.importorskip(library)
+    rng = np.random.default_rng(0)
+    counts, kinds = rng.poisson(1, 60).astype(np.uint8), rng.choice(["u", "v"], 60)
+    frame = module.DataFrame({"count": counts, "kind": kinds})
+    model = RBMEstimator(2, n_iter=1, random_state=0).fit(frame)
+    drawn = model.sample(300, random_state=0)
+    assert drawn["count"].dtype == frame["count"].dtype
+    assert 0 <= drawn["count"].min() <= drawn["count"].max() <= counts.max()
+    known = module.DataFrame({"count": counts + np.uint8(100), "kind": [None, *kinds[1:]]})
+    assert model.impute(known, random_state=0)["count"].to_list() == known["count"].to_list()

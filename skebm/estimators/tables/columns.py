@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -113,6 +114,9 @@ class Coding(NamedTuple):
         Of the table that was fitted; samples are such tables.
     booleans : list of int
         Columns of other types that hold booleans, and may have missing entries.
+    ranges : dict of int to tuple of float
+        Smallest and largest value of each column of integers in `fit`; draws stay between them, as
+        counts of -1 or 256 would be no values of such a column, or of its type.
     """
 
     levels: dict[int, tuple[Hashable, ...]]
@@ -120,6 +124,7 @@ class Coding(NamedTuple):
     dtypes: list[Any]
     kind: str
     booleans: list[int]
+    ranges: dict[int, tuple[float, float]]
 
     @classmethod
     def learn(cls, X: Any, categorical_features: Any) -> Coding | None:
@@ -151,7 +156,22 @@ class Coding(NamedTuple):
             for j in range(len(names))
             if j not in levels and dtypes[j][0].lower() == "object" and _is_boolean(column_of(X, j))
         ]
-        return cls(levels, names, dtypes, kind, booleans)
+        integers = [
+            j
+            for j in range(len(names))
+            if j not in levels and kind != "array" and re.match(r"u?int\d", dtypes[j][0].lower())
+        ]
+        values = {j: present_values(column_of(X, j)).astype(float) for j in integers}
+        ranges = {j: (float(v.min()), float(v.max())) for j, v in values.items() if len(v)}
+        return cls(levels, names, dtypes, kind, booleans, ranges)
+
+    def within_ranges(self, x: np.ndarray, columns: Sequence[int]) -> np.ndarray:
+        """Draws of some columns, (n, d), with those of integers within what `fit` has seen."""
+        x = x.copy()
+        for place, j in enumerate(columns):
+            if j in self.ranges:
+                x[:, place] = x[:, place].clip(*self.ranges[j])
+        return x
 
     def codes(self, X: Any, estimator: str = "RBMEstimator") -> np.ndarray:
         """Numbers and codes of levels, (n, d) float64.

@@ -277,7 +277,7 @@ class Table:
             if block in self.targets and block.columns:
                 made = block.to_units(rows[:, place], rows[:, : place.start])
                 found[:, np.searchsorted(order, block.columns)] = made
-        return found
+        return found if self.coding is None else self.coding.within_ranges(found, order)
 
     def with_imputations(self, X: Any, x: Tensor) -> Any:
         """Validated X with its nan replaced by the entries of rows x of the energy."""

@@ -145,8 +145,10 @@ def conditions_coding(coding: Coding, given: list[int]) -> Coding | None:
         )
     levels = {place: coding.levels[j] for place, j in enumerate(given) if j in coding.levels}
     booleans = [place for place, j in enumerate(given) if j in set(coding.booleans)]
+    ranges = {place: coding.ranges[j] for place, j in enumerate(given) if j in coding.ranges}
     own_names, dtypes = [coding.names[j] for j in given], [coding.dtypes[j] for j in given]
-    return Coding(levels, own_names, dtypes, coding.kind, booleans) if levels else None
+    found = Coding(levels, own_names, dtypes, coding.kind, booleans, ranges)
+    return found if levels else None
 
 
 # ------------------------------------------------------------------------------
