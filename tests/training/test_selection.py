@@ -89,7 +89,7 @@ def test_models_that_gain_too_little_are_their_base(name, monkeypatch):
         asked.append((found, of_all_rows))
         return False
 
-    monkeypatch.setattr("skebm.estimators.base.is_kept", never)
+    monkeypatch.setattr("skebm.estimators.recipe.is_kept", never)
     X, model = noise(), MODELS[name]()
     pair = (X[:, :2], X[:, 2:]) if name == "gated" else (X,)
     with warnings.catch_warnings(record=True) as caught:
