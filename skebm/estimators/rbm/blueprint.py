@@ -46,7 +46,7 @@ from skebm.estimators.rbm.choice import (
     candidates,
     choose_base,
 )
-from skebm.estimators.rbm.hidden import HiddenUnits
+from skebm.estimators.rbm.hidden import BinaryLayer, HiddenUnits
 from skebm.estimators.rbm.safety import N_HELD_OUT, rbm_log_ratios
 from skebm.estimators.tables.bases import (
     TREES,
@@ -109,6 +109,12 @@ N_COMPLETIONS = 10
 # Gibbs steps that draw missing entries anew where rows come once, in `partial_fit`.
 STREAMING_STEPS = 5
 GIBBS = Gibbs()
+# Why the base is what it is, where it was given.
+GIVEN = "as given"
+# Epochs at least, by default.
+FEWEST_EPOCHS = 10
+# Steps of a fit for features, and rows of a batch of bits.
+FEATURE_STEPS, FEATURE_BATCH = 5000, 10
 # What counts as a gain of held-out rows, or as a rise of its mean over a quarter of the
 # assessments, in nats.
 LEAST_RISE = 0.1
@@ -147,6 +153,8 @@ class RBMBlueprint(GuardedBlueprint, JointBlueprint):
         rows and that number is ``"auto"`` as well.
     streaming : bool
         Whether the settings are those of `partial_fit`.
+    aim : {"density", "features"}
+        What the model is for, which decides what "auto" means.
     guard_seed : int or None
         Which rows guard the training, apart from those that the base was fitted to; None where all
         rows were.
@@ -167,12 +175,18 @@ class RBMBlueprint(GuardedBlueprint, JointBlueprint):
     guarded: bool
     by_halves: bool
     streaming: bool
+    aim: str
     guard_seed: int | None
 
     @property
     def n_hidden(self) -> int:
         """Number of hidden units, as `n_components` counts them."""
         return self.units.n
+
+    @property
+    def has_chosen_base(self) -> bool:
+        """Whether rows chose another base than independent columns."""
+        return self.base_name != PLAIN and self.base_reason != GIVEN
 
     @property
     def is_mixed(self) -> bool:
@@ -207,6 +221,7 @@ class RBMBlueprint(GuardedBlueprint, JointBlueprint):
         chains = clone(self.chains)
         if isinstance(chains, Persistent):
             chains.set_params(initial=energy.base)
+        more["judges_steps"] = self.aim == "density"
         return ContrastiveDivergence(energy, self.chain_sampler, chains, **more)
 
     @property
@@ -362,13 +377,13 @@ class RBMBlueprint(GuardedBlueprint, JointBlueprint):
 
     def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
         found = super().without_effect(asked) | self.units.without_effect(asked)
+        if self.aim != asked.get("aim", self.aim):
+            found["aim"] = f"{self.units.name} are fitted for a density alone"
         kinds = [type(part) for part in parts_of(self.table.domain)]
         if self.base_name in TREES and Binary not in kinds and Categorical not in kinds:
             found["base"] = "no column of X is binary or categorical"
         if self.base_name == "gaussian" and Real not in kinds:
             found["base"] = "no column of X is real"
-        if self.is_mixed and self.units.takes_bits and "rescale" in asked:
-            found["rescale"] = 'columns outside [0, 1] are Gaussian units (visible="bernoulli")'
         if self.learning == "exact" and "sampler" in asked:
             found["sampler"] = (
                 'the likelihood is exact here and training has no chains (learning="pcd" has)'
@@ -443,21 +458,24 @@ def design_blueprint(
     if before is not None:
         return _going_on(estimator, rows, table, streaming=streaming)
 
-    asked = estimator._hidden.base(estimator.base)
+    asked, aim = estimator._hidden.base(estimator.base), aim_of(estimator, rows)
 
     def base_of(name: str | None, some: Rows) -> Distribution:
         return fit_named_base(asked if name is None else name, some, table)
 
     of_file = rows.n_table > len(rows)
-    plan = functools.partial(design, estimator, table, streaming=streaming, of_file=of_file)
+    plan = functools.partial(
+        design, estimator, table, aim=aim, streaming=streaming, of_file=of_file
+    )
     usual = usual_units(estimator)
     given = asked if isinstance(asked, str) else None
-    first = BaseChoice(given, usual, "as given")
+    first = BaseChoice(given, usual, GIVEN)
     if given == "auto":
-        first = BaseChoice(PLAIN, usual, "by default")
+        reason = "by default" if aim == "density" else "fitted for features"
+        first = BaseChoice(PLAIN, usual, reason)
     seed = None
     # Rows of a file that guard the training are none of the sample in any case.
-    apart = given is not None and not of_file
+    apart = given is not None and not of_file and aim == "density"
     if apart and is_guarded(estimator, table, rows, streaming=streaming):
         seed = draw_seed(estimator.random_state_)
     found = plan(fit_apart(base_of, first.name, rows, seed), first, rows, guard_seed=seed)
@@ -499,6 +517,7 @@ def _going_on(
         last.base,
         chosen,
         rows,
+        aim=aim_of(estimator, rows),
         streaming=streaming,
         of_file=rows.n_table > len(rows),
         guard_seed=last.guard_seed,
@@ -546,6 +565,7 @@ def design(
     chosen: BaseChoice,
     rows: Rows,
     *,
+    aim: str,
     streaming: bool,
     of_file: bool = False,
     guard_seed: int | None = None,
@@ -558,24 +578,14 @@ def design(
     sampler = None if estimator.sampler is None else clone(estimator.sampler)
     units = estimator._hidden.units(chosen.n_hidden)
     stochastic = streaming or of_file or rows.known is not None or _asks_for_steps(estimator)
-    learning, chains = _rule(estimator, table, stochastic=stochastic)
+    learning, chains = _rule(estimator, table, aim, stochastic=stochastic)
     if sampler is not None:
         _check_sampler(sampler, learning, chains, base)
     optimizer = SGD() if estimator.optimizer is None else estimator.optimizer
-    ours = _steps_are_ours(estimator, learning, stochastic=stochastic, streaming=streaming)
-    plan = _plan(
-        estimator,
-        learning,
-        optimizer,
-        base,
-        units,
-        rows,
-        streaming=streaming,
-        stochastic=stochastic,
-    )
-    if isinstance(chains, Persistent) and chains.n_chains is None:
-        n_chains = max(plan.batch_size, REWEIGHTED_CHAINS) if chains.reweight else plan.batch_size
-        chains.set_params(n_chains=int(n_chains))
+    how = {"streaming": streaming, "stochastic": stochastic}
+    ours = aim == "density" and _steps_are_ours(estimator, learning, **how)
+    steps = _kind_of_steps(aim, learning, table)
+    plan = _plan(estimator, learning, optimizer, base, units, rows, steps, **how)
     _check_units(units, rows, plan.batch_size)
     penalty = estimator.penalty
     if penalty is not None:
@@ -589,8 +599,8 @@ def design(
         units=units,
         learning=learning,
         sampler=sampler,
-        chains=chains,
-        centering=_centering(estimator, learning, units, plan.optimizer == "lbfgs"),
+        chains=_with_number(chains, plan.batch_size),
+        centering=_centering(estimator, learning, units, steps, plan.optimizer == "lbfgs"),
         penalty=None if penalty is None else clone(penalty),
         short=_is_short(estimator, plan, rows.n_table),
         guarded=ours and len(rows) >= FEWEST_ROWS,
@@ -598,8 +608,40 @@ def design(
         and FEWEST_IN_HALVES <= len(rows) < FEWEST_ROWS
         and _epochs_are_ours(estimator),
         streaming=streaming,
+        aim=aim,
         guard_seed=guard_seed,
     )
+
+
+def _kind_of_steps(aim: str, learning: str, table: Table) -> str:
+    """What the steps are by default: those of a density, few for features, or few plain ones.
+
+    Plain steps are too large for numbers, whose energies have no bounds.
+    """
+    if aim == "density" or learning == "exact":
+        return "density"
+    return "plain" if isinstance(table.domain, Binary) else "few"
+
+
+def _with_number(chains: ChainPolicy | None, batch_size: int) -> ChainPolicy | None:
+    """Chains with their number, by default that of the rows in a batch."""
+    if isinstance(chains, Persistent) and chains.n_chains is None:
+        n_chains = max(batch_size, REWEIGHTED_CHAINS) if chains.reweight else batch_size
+        chains.set_params(n_chains=int(n_chains))
+    return chains
+
+
+def aim_of(estimator: Any, rows: Rows) -> str:
+    """What a fit is for: asked for, or features by `fit_transform` of many rows, or a density.
+
+    Of few rows, on which nothing is chosen for a density, features are those of a density.
+    """
+    if not isinstance(estimator._hidden, BinaryLayer):
+        return "density"
+    if estimator.aim == "auto":
+        features = estimator._is_in_fit_transform and rows.n_table >= FEWEST_ROWS
+        return "features" if features else "density"
+    return str(estimator.aim)
 
 
 def usual_units(estimator: Any) -> int:
@@ -644,11 +686,12 @@ def _plan(
     base: Distribution,
     units: HiddenUnits,
     rows: Rows,
+    steps: str,
     *,
     streaming: bool,
     stochastic: bool,
 ) -> TrainingPlan:
-    """Optimizer, learning rate, batch size and epochs."""
+    """Optimizer, learning rate, batch size and epochs, by the kind of `steps`."""
     (rate, size, n_iter), n_rows = asked_steps(estimator), rows.n_table
     given = any(name.startswith("optimizer") for name in estimator.net_params or {})
     if optimizer.momentum and given:
@@ -658,19 +701,15 @@ def _plan(
         )
     line_search = learning == "exact" and not stochastic
     batch_size = size
-    if size == "auto":
+    if size == "auto" and steps == "plain":
+        batch_size = FEATURE_BATCH
+    elif size == "auto":
         batch_size = (
             n_rows if line_search else _default_batch_size(n_rows, 0 if streaming else n_iter)
         )
     if n_iter == "auto":
-        affordable = MOST_WORK / (batch_size * rows.n_columns * units.n_rows)
-        if learning in LOCAL_RULES:
-            affordable /= LOCAL_WORK
-        n_steps = ENOUGH_STEPS if learning == "exact" else min(ENOUGH_STEPS, affordable)
-        wanted = max(10, math.ceil(n_steps / math.ceil(n_rows / batch_size)))
-        # The exact likelihood has no chains that training could outrun.
-        most = MOST_EPOCHS if n_rows < FEWEST_ROWS and learning != "exact" else wanted
-        n_iter = MOST_EPOCHS if line_search else min(wanted, most)
+        most = _most_epochs(learning, units, rows, steps, batch_size)
+        n_iter = MOST_EPOCHS if line_search else most
     plan = plan_of(
         estimator,
         optimizer,
@@ -687,6 +726,21 @@ def _plan(
     )
 
 
+def _most_epochs(learning: str, units: HiddenUnits, rows: Rows, steps: str, batch_size: int) -> int:
+    """Number of epochs of stochastic steps by default."""
+    n_batches = math.ceil(rows.n_table / batch_size)
+    if steps != "density":
+        return max(FEWEST_EPOCHS, math.ceil(FEATURE_STEPS / n_batches))
+    affordable = MOST_WORK / (batch_size * rows.n_columns * units.n_rows)
+    if learning in LOCAL_RULES:
+        affordable /= LOCAL_WORK
+    n_steps = ENOUGH_STEPS if learning == "exact" else min(ENOUGH_STEPS, affordable)
+    wanted = max(FEWEST_EPOCHS, math.ceil(n_steps / n_batches))
+    # The exact likelihood has no chains that training could outrun.
+    few = rows.n_table < FEWEST_ROWS and learning != "exact"
+    return min(wanted, MOST_EPOCHS) if few else wanted
+
+
 def _steps_are_ours(estimator: Any, learning: str, *, stochastic: bool, streaming: bool) -> bool:
     """Whether steps are stochastic, and rate and batch size ours: rows may judge the training."""
     rate, size, _ = asked_steps(estimator)
@@ -701,7 +755,7 @@ def is_guarded(estimator: Any, table: Table, rows: Rows, *, streaming: bool) -> 
     if fraction_of_early_stopping(estimator.early_stopping) is not None:
         return False
     stochastic = streaming or rows.known is not None or _asks_for_steps(estimator)
-    learning, _ = _rule(estimator, table, stochastic=stochastic)
+    learning, _ = _rule(estimator, table, "density", stochastic=stochastic)
     return _steps_are_ours(estimator, learning, stochastic=stochastic, streaming=streaming)
 
 
@@ -716,8 +770,10 @@ def _default_batch_size(n_rows: int, n_iter: int | str) -> int:
     return min(100, max(10, wanted))
 
 
-def _rule(estimator: Any, table: Table, *, stochastic: bool) -> tuple[str, ChainPolicy | None]:
-    """The learning rule, by default exact if that is cheap, and its chains.
+def _rule(
+    estimator: Any, table: Table, aim: str, *, stochastic: bool
+) -> tuple[str, ChainPolicy | None]:
+    """The learning rule, of a density by default exact if that is cheap, and its chains.
 
     There is no exact rule for other units than bits, and none without chains for real ones.
     """
@@ -737,7 +793,8 @@ def _rule(estimator: Any, table: Table, *, stochastic: bool) -> tuple[str, Chain
         if chains is not None:
             learning = "pcd" if isinstance(chains, Persistent) else "cd"
         else:
-            learning = "exact" if cost <= (QUICK_COST if stochastic else CHEAP_COST) else "pcd"
+            cheap = cost <= (QUICK_COST if stochastic else CHEAP_COST)
+            learning = "exact" if cheap and aim == "density" else "pcd"
     if learning == "exact" and chains is not None:
         raise ValueError(
             f'learning="exact" has no chains, so that chains={chains!r} has no effect. Use '
@@ -797,15 +854,18 @@ def _check_sampler(
 
 
 def _centering(
-    estimator: Any, learning: str, units: HiddenUnits, line_search: bool
+    estimator: Any, learning: str, units: HiddenUnits, steps: str, line_search: bool
 ) -> Centering | None:
     """Centring of the gradient, except with L-BFGS, which needs the gradient of the value.
 
-    By default preconditioned with exponent 1/2, unless the learning rate is given.
+    By default preconditioned with exponent 1/2, unless the learning rate is given. There is none by
+    default of plain steps: units are then on in fewer rows, which suits classifiers.
     """
     if not units.centers:
         return None
     asked = estimator.centering
+    if steps == "plain" and asked == "auto":
+        return None
     if isinstance(asked, Centering):
         asked.check()
         if asked.precondition and (learning == "exact"):
