@@ -313,7 +313,6 @@ def badly_trained(n: int) -> Iterator[Suspect]:
             learning_rate=rng.uniform(5, 20),
             optimizer=SGD(schedule="constant"),
             centering=Centering(precondition=0.0),
-            rescale=False,
             n_iter=5,
             random_state=seed,
         )

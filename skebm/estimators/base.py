@@ -428,7 +428,10 @@ class BaseEBM(DocLinkMixin, SourceMixin, BaseEstimator, abc.ABC):
         """
         if not isinstance(X, np.ndarray) or X.ndim != 2 or vars(self).get("bounds") is not None:
             return X, y, weight, 0.0
-        if vars(self).get("visible") == "bernoulli" and not ((X < 0) | (X > 1)).any():
+        if (
+            vars(self).get("visible") in ("bernoulli", "probabilities")
+            and not ((X < 0) | (X > 1)).any()
+        ):
             return X, y, weight, 0.0
         gross = gross_rows_of(self, X, weight)
         if gross is None:

@@ -266,7 +266,7 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
             return self._learn_categories(X, weight, names)
         if self.coding == "spin" or self.coding == "auto" and holds_spins(X):
             return Table([SpinBlock(X.shape[1], names)])
-        return probability_table(X, "auto", names)
+        return probability_table(X, names=names)
 
     def _learn_categories(self, X: np.ndarray, weight: np.ndarray | None, names: Any) -> Table:
         """The table of bits and categories; `ValueError` for spins and numbers among them."""

@@ -103,7 +103,7 @@ class DeepBeliefNetwork(
         Settings of all RBMs, whose hidden units are binary; clones of it are fitted. None is
         ``RBMEstimator(base="independent")``.
         Parameters can be searched over by ``rbm__<name>``. Settings for the types of the columns
-        (`visible`, `categorical_features`, `rescale`, a `base` for columns other than bits) apply
+        (`visible`, `categorical_features`, a `base` for columns other than bits) apply
         to the first RBM alone; `n_components` and `warm_start` have no effect.
     layer_params : sequence of dict or None, default=None
         Parameters in which the RBMs differ from `rbm`: a dict for each RBM, from the first to the
@@ -267,7 +267,7 @@ class DeepBeliefNetwork(
                 f"hidden_layer_sizes, got {self.layer_params!r}."
             )
         # Parameters of an RBM that say what the columns of X are, which only the first one takes.
-        of_columns = ("visible", "categorical_features", "rescale")
+        of_columns = ("visible", "categorical_features")
         for k, own in enumerate(found):
             for name in ("n_components", "warm_start", *(of_columns if k else ())):
                 if name in own:
@@ -339,7 +339,7 @@ class DeepBeliefNetwork(
         with _naming_layers(len(layers)) as noting:
             for k, layer in enumerate(layers):
                 if k:
-                    X = self._upper_rows(fitted[-1].transform(X), random)
+                    X = self._upper_rows(fitted[-1]._features_of(X), random)
                 try:
                     with noting(k):
                         layer.fit(X, sample_weight=sample_weight)
@@ -402,7 +402,7 @@ class DeepBeliefNetwork(
         self._check(X)
         found = []
         for rbm in self.rbms_:
-            X = rbm.transform(X)
+            X = rbm._features_of(X)
             found.append(X)
         return found
 
@@ -708,9 +708,8 @@ def _check_units(layer: RBMEstimator) -> None:
 def _without_columns(layer: RBMEstimator) -> dict[str, Any]:
     """Parameters of an RBM of hidden units where the template is made for columns of X."""
     found: dict[str, Any] = {
-        "visible": "bernoulli",
+        "visible": "probabilities",
         "categorical_features": None,
-        "rescale": False,
     }
     base = layer.base
     # Bases that bits may have; others are for columns of X.

@@ -282,7 +282,7 @@ def design_deep(
     )
     name = estimator.base if isinstance(estimator.base, str) else None
     chosen = BaseChoice(name, layers.n_between, "as given")
-    found = design(asked, table, base, chosen, rows, streaming=streaming)
+    found = design(asked, table, base, chosen, rows, aim="density", streaming=streaming)
     greedy = params["pretraining"] == "layerwise" and not streaming
     family = DeepFamily(
         rbm=found.family,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from skebm._validation import Interval, Options, StrOptions, check_is_fitted, torch_dtype_of
+from skebm._validation import Interval, StrOptions, check_is_fitted, torch_dtype_of
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
@@ -120,16 +120,14 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
     optimizer : SGD or None, default=None
         Momentum, schedule, averaging and roll-backs; None is :class:`skebm.training.SGD` with its
         default settings.
-    visible : {"auto", "bernoulli"}, default="auto"
+    visible : {"auto", "bernoulli", "probabilities"}, default="auto"
         Visible units of the columns that are not categorical. ``"auto"``: Bernoulli units if all
         values are in [0, 1]; otherwise columns that hold values other than zeros and ones are
-        Gaussian units.
+        Gaussian units. ``"bernoulli"``: all of them are Bernoulli units, min-max scaled with a
+        warning where values are outside [0, 1]; ``"probabilities"``: such values raise an error.
     categorical_features : "from_dtype", array-like or None, default="from_dtype"
         Columns of categories, which are softmax units: names, numbers or a boolean mask.
         ``"from_dtype"``: columns of frames of text or categories. None: no column is categorical.
-    rescale : {"auto", False}, default="auto"
-        Whether columns of Bernoulli units with values outside [0, 1] are min-max scaled, with a
-        warning, or raise an error.
     early_stopping : bool or EarlyStopping, default=False
         Stop when the bound on held-out rows, relative to the base, no longer improves, and keep the
         best weights. Its log Z is annealed after each epoch.
@@ -226,9 +224,8 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
         "centering": [Centering, StrOptions({"auto"}), None],
         "penalty": [Penalty, None],
         "optimizer": [SGD, None],
-        "visible": [StrOptions({"auto", "bernoulli"})],
+        "visible": [StrOptions({"auto", "bernoulli", "probabilities"})],
         "categorical_features": [StrOptions({"from_dtype"}), "array-like", None],
-        "rescale": [StrOptions({"auto"}), Options(bool, {False})],
     }
     _configs = {
         "chains": lambda value, names: Persistent(n_steps=1),
@@ -259,7 +256,6 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
         optimizer=None,
         visible="auto",
         categorical_features="from_dtype",
-        rescale="auto",
         early_stopping=False,
         warm_start=False,
         contamination="auto",

@@ -124,9 +124,10 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
     optimizer : SGD or None, default=None
         Momentum, learning rate schedule, weight averaging and roll-backs; None is
         :class:`skebm.training.SGD` with its default settings.
-    visible : {"auto", "bernoulli"}, default="auto"
+    visible : {"auto", "bernoulli", "probabilities"}, default="auto"
         As in :class:`RBMEstimator`. ``"bernoulli"``: all columns that are not categorical are
         probabilities of bits, min-max scaled with a warning where values are outside [0, 1].
+        ``"probabilities"``: such values raise an error.
     categorical_features : "from_dtype", array-like or None, default="from_dtype"
         Columns of categories, as in :class:`RBMEstimator`.
     early_stopping : bool or EarlyStopping, default=False
@@ -209,7 +210,7 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
         "centering": [Centering, StrOptions({"auto"}), None],
         "penalty": [Penalty, None],
         "optimizer": [SGD, None],
-        "visible": [StrOptions({"auto", "bernoulli"})],
+        "visible": [StrOptions({"auto", "bernoulli", "probabilities"})],
         "categorical_features": [StrOptions({"from_dtype"}), "array-like", None],
     }
     _configs = {

@@ -10,8 +10,8 @@ import torch
 from sklearn.utils.metaestimators import available_if
 from torch import Tensor
 
-from skebm._validation import Interval, MinMax, Options, StrOptions, check_is_fitted
-from skebm.base import Binary, BipartiteEnergy, LogLikelihoods
+from skebm._validation import Interval, MinMax, StrOptions, check_is_fitted, warn
+from skebm.base import Binary, BipartiteEnergy, LogLikelihoods, SettingWarning
 from skebm.base.sampler import whole_number
 from skebm.distributions import Distribution
 from skebm.energies import Tilted
@@ -21,11 +21,13 @@ from skebm.estimators.base import (
     BaseDensity,
     LogZ,
     assign_parameters,
+    atomic,
     chain_rows,
 )
+from skebm.estimators.rbm.choice import PLAIN
 from skebm.estimators.rbm.drawing import BLOCK, LayersDensityMixin
-from skebm.estimators.rbm.family import RBMRecipe, design_recipe
-from skebm.estimators.rbm.hidden import BinaryLayer, HiddenLayer, HiddenUnits
+from skebm.estimators.rbm.family import GIVEN, RBMRecipe, design_recipe
+from skebm.estimators.rbm.hidden import BinaryLayer, BinaryUnits, HiddenLayer, HiddenUnits
 from skebm.estimators.rbm.missing import hidden_means, log_sums
 from skebm.estimators.tables.bases import COLUMN_BASES
 from skebm.estimators.tables.blocks import ProbabilityBlock
@@ -103,6 +105,9 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
     (nan, None, pandas.NA) in `fit`, `score_samples`, `score`, `energy`, `predict`, `transform` and
     `impute`. Training then maximises the likelihood of the known entries, and the likelihood of a
     new row is that of its known entries (:meth:`log_marginal` also returns its error).
+
+    What it is for is decided by the method that fits it: :meth:`fit` fits a density, and
+    :meth:`fit_transform`, which pipelines call, features for the next step. `aim` sets it.
 
     Parameters
     ----------
@@ -191,20 +196,26 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
     optimizer : SGD or None, default=None
         Momentum, learning rate schedule, weight averaging and roll-backs; None is
         :class:`skebm.training.SGD` with its default settings.
-    visible : {"auto", "bernoulli"}, default="auto"
+    aim : {"auto", "density", "features"}, default="auto"
+        What the model is for, which decides what ``"auto"`` is for other parameters. For features
+        the base is independent columns, there are 256 hidden units, and training takes 10 epochs,
+        but at least 5,000 steps, by PCD, of bits with 10 rows and without centring. Nothing is
+        chosen or guarded by held-out rows, and rows are less likely than by ``"density"``.
+        ``"auto"`` is features in :meth:`fit_transform` with 200 rows or more, which is what a
+        :class:`~sklearn.pipeline.Pipeline` calls, and a density in :meth:`fit` and `partial_fit`;
+        so ``fit_transform(X)`` is not ``fit(X).transform(X)``, unless `aim` is set. See `aim_`.
+    visible : {"auto", "bernoulli", "probabilities"}, default="auto"
         Visible units of the columns that are not categorical. ``"auto"``: Bernoulli units if all
         values are in [0, 1], as in `BernoulliRBM`. Otherwise columns of zeros and ones are
         Bernoulli units, and the others Gaussian units of standardised values, whose means and
-        variances are learned. ``"bernoulli"``: all of them are Bernoulli units, see `rescale`; the
-        columns of sparse X always are.
+        variances are learned. ``"bernoulli"``: all of them are Bernoulli units, as the columns of
+        sparse X always are; columns with values outside [0, 1] are min-max scaled, with a warning
+        that names them, and later values out of range are clipped, also with a warning.
+        ``"probabilities"``: Bernoulli units, and values outside [0, 1] raise an error.
     categorical_features : "from_dtype", array-like or None, default="from_dtype"
         Columns of categories, which are softmax units: names, numbers or a boolean mask.
         ``"from_dtype"``: columns of frames that hold text or are of a categorical type, and columns
         of object arrays that hold other values than numbers. None: no column is categorical.
-    rescale : {"auto", False}, default="auto"
-        Treatment of columns of Bernoulli units with values outside [0, 1] in `fit`: ``"auto"``
-        min-max scales them, with a warning that names them, and clips later values out of range,
-        also with a warning; False raises an error.
     early_stopping : bool or EarlyStopping, default=False
         Stop when the score on held-out rows no longer improves, and keep the best weights. The
         score is the log-likelihood if learning is exact, the objective of the rule for rules
@@ -262,6 +273,8 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
         The fitted base.
     n_components_ : int
         Number of hidden units.
+    aim_ : {"density", "features"}
+        What the model was fitted for.
     base_name_, base_reason_ : str
         Name of the base (``"given"`` for a distribution that was passed), and why the base and the
         number of hidden units were chosen.
@@ -329,6 +342,7 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
     """
 
     _reads_files = True
+    _is_in_fit_transform = False
     _parameter_constraints: dict = DENSITY_CONSTRAINTS | {
         "n_components": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
         "hidden": [StrOptions({"binary"}), HiddenLayer],
@@ -339,9 +353,9 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
         "centering": [Centering, StrOptions({"auto"}), None],
         "penalty": [Penalty, None],
         "optimizer": [SGD, None],
-        "visible": [StrOptions({"auto", "bernoulli"})],
+        "aim": [StrOptions({"auto", "density", "features"})],
+        "visible": [StrOptions({"auto", "bernoulli", "probabilities"})],
         "categorical_features": [StrOptions({"from_dtype"}), "array-like", None],
-        "rescale": [StrOptions({"auto"}), Options(bool, {False})],
     }
     _configs = {
         "sampler": lambda value, names: Gibbs(),
@@ -368,9 +382,9 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
         centering="auto",
         penalty=None,
         optimizer=None,
+        aim="auto",
         visible="auto",
         categorical_features="from_dtype",
-        rescale="auto",
         early_stopping=False,
         warm_start=False,
         contamination="auto",
@@ -544,8 +558,37 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
 
     # ---------------------------------------------------------------- features
 
+    @atomic
+    def fit_transform(self, X: Any, y: Any = None, **fit_params: Any) -> Any:
+        """Fit the model for features of a next step, as a pipeline does, and return them.
+
+        With ``aim="auto"`` and 200 rows or more, these are features that suit a classifier: they
+        are not those of ``fit(X).transform(X)``, which are of a model fitted as a density. With
+        ``aim="features"`` or ``"density"``, both are the same.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+        y : None
+            Not used; present by convention.
+        **fit_params : dict
+            Other arguments of `fit`: `sample_weight`.
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_components)
+        """
+        self._is_in_fit_transform = True
+        features = super().fit_transform(X, y, **fit_params)
+        del self._is_in_fit_transform
+        return features
+
     def transform(self, X: Any) -> np.ndarray:
         """Means of the hidden units given x: p(h_j = 1 given x) of binary units.
+
+        For a classifier, fit the model by :meth:`fit_transform`, as pipelines do, or with
+        ``aim="features"``. After a :meth:`fit` whose rows chose another base than independent
+        columns, hidden units have what the base leaves, and a warning says so.
 
         With ``hidden=Subspace()`` they are the probabilities of the gates, with ``features="all"``
         followed by those of their units, gate by gate; units of a gate that is off are on with
@@ -566,7 +609,20 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
             columns.
         """
         check_is_fitted(self)
-        return self._over_blocks(X, self._hidden_means)
+        chosen = self._recipe.base_name != PLAIN and self._recipe.base_reason != GIVEN
+        if chosen and self._kind is BinaryUnits and self.aim == "auto":
+            warn(
+                f"These are features of a density whose base ({self.base_name_}) was chosen, and "
+                "leaves little to the hidden units.",
+                SettingWarning,
+                ('For a classifier set aim="features", as pipelines do, else "density".', "aim"),
+            )
+        return self._features_of(X)
+
+    def _features_of(self, X: Any) -> np.ndarray:
+        """What `transform` returns, as an array, without advice."""
+        found: np.ndarray = self._over_blocks(X, self._hidden_means)
+        return found
 
     def _hidden_means(self, X: Any) -> np.ndarray:
         X = self._validate(X)
@@ -696,6 +752,12 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
             x = self._draw(self.n_chains_, generator)
         with torch.no_grad():
             return self.energy_.hidden(x).sample(generator).cpu().numpy()
+
+    @property
+    def aim_(self) -> str:
+        """What the model was fitted for, a density or features."""
+        check_is_fitted(self)
+        return self._recipe.family.aim
 
     @property
     def base_name_(self) -> str:

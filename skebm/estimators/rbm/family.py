@@ -42,7 +42,7 @@ from skebm.estimators.rbm.choice import (
     candidates,
     choose_base,
 )
-from skebm.estimators.rbm.hidden import HiddenUnits
+from skebm.estimators.rbm.hidden import BinaryLayer, HiddenUnits
 from skebm.estimators.rbm.safety import N_HELD_OUT, rbm_log_ratios
 from skebm.estimators.recipe import Family, JointModel, Recipe
 from skebm.estimators.tables.bases import (
@@ -99,6 +99,12 @@ N_COMPLETIONS = 10
 # Gibbs steps that draw missing entries anew where rows come once, in `partial_fit`.
 STREAMING_STEPS = 5
 GIBBS = Gibbs()
+# Why the base is what it is, where it was given.
+GIVEN = "as given"
+# Epochs at least, by default.
+FEWEST_EPOCHS = 10
+# Steps of a fit for features, and rows of a batch of bits.
+FEATURE_STEPS, FEATURE_BATCH = 5000, 10
 
 
 @dataclass(frozen=True)
@@ -162,6 +168,8 @@ class RBMFamily(Family, JointModel):
         training. They do if there are few rows and that number is ``"auto"`` as well.
     streaming : bool
         Whether the settings are those of `partial_fit`.
+    aim : {"density", "features"}
+        What the model is for, which decides what "auto" means.
     """
 
     units: HiddenUnits
@@ -172,6 +180,7 @@ class RBMFamily(Family, JointModel):
     short: bool
     by_halves: bool
     streaming: bool
+    aim: str
 
     @property
     def n_hidden(self) -> int:
@@ -192,6 +201,7 @@ class RBMFamily(Family, JointModel):
         if self.learning in LOCAL_RULES:
             return CenteredObjective(LOCAL_RULES[self.learning](energy), **more)
         policy = self.chains.policy_from(energy.base)
+        more["judges_steps"] = self.aim == "density"
         return ContrastiveDivergence(energy, self.chains.training_sampler, policy, **more)
 
     def weight_scale(self, recipe: Any) -> float:
@@ -302,14 +312,13 @@ class RBMFamily(Family, JointModel):
 
     def without_effect(self, recipe: Any, asked: dict[str, Any]) -> dict[str, str]:
         found = self.units.without_effect(asked)
+        if self.aim != asked.get("aim", self.aim):
+            found["aim"] = f"{self.units.name} are fitted for a density alone"
         kinds = [type(part) for part in parts_of(recipe.table.domain)]
         if recipe.base_name in TREES and Binary not in kinds and Categorical not in kinds:
             found["base"] = "no column of X is binary or categorical"
         if recipe.base_name == "gaussian" and Real not in kinds:
             found["base"] = "no column of X is real"
-        mixed = not isinstance(recipe.table.domain, Binary)
-        if mixed and self.units.takes_bits and "rescale" in asked:
-            found["rescale"] = 'columns outside [0, 1] are Gaussian units (visible="bernoulli")'
         if self.learning == "exact" and "sampler" in asked:
             found["sampler"] = (
                 'the likelihood is exact here and training has no chains (learning="pcd" has)'
@@ -376,21 +385,24 @@ def design_recipe(
     if before is not None:
         return _going_on(estimator, rows, table, streaming=streaming)
 
-    asked = estimator._hidden.base(estimator.base)
+    asked, aim = estimator._hidden.base(estimator.base), aim_of(estimator, rows)
 
     def base_of(name: str | None, some: Rows) -> Distribution:
         return fit_named_base(asked if name is None else name, some, table)
 
     of_file = rows.n_table > len(rows)
-    plan = functools.partial(design, estimator, table, streaming=streaming, of_file=of_file)
+    plan = functools.partial(
+        design, estimator, table, aim=aim, streaming=streaming, of_file=of_file
+    )
     usual = usual_units(estimator)
     given = asked if isinstance(asked, str) else None
-    first = BaseChoice(given, usual, "as given")
+    first = BaseChoice(given, usual, GIVEN)
     if given == "auto":
-        first = BaseChoice(PLAIN, usual, "by default")
+        reason = "by default" if aim == "density" else "fitted for features"
+        first = BaseChoice(PLAIN, usual, reason)
     seed = None
     # Rows of a file that guard the training are none of the sample in any case.
-    apart = given is not None and not of_file
+    apart = given is not None and not of_file and aim == "density"
     if apart and is_guarded(estimator, table, rows, streaming=streaming):
         seed = draw_seed(estimator.random_state_)
     found = plan(fit_apart(base_of, first.name, rows, seed), first, rows, guard_seed=seed)
@@ -435,6 +447,7 @@ def _going_on(
         last.base,
         chosen,
         rows,
+        aim=aim_of(estimator, rows),
         streaming=streaming,
         of_file=rows.n_table > len(rows),
         guard_seed=last.guard_seed,
@@ -474,6 +487,7 @@ def design(
     chosen: BaseChoice,
     rows: Rows,
     *,
+    aim: str,
     streaming: bool,
     of_file: bool = False,
     guard_seed: int | None = None,
@@ -486,16 +500,15 @@ def design(
     sampler = None if estimator.sampler is None else clone(estimator.sampler)
     units = estimator._hidden.units(chosen.n_hidden)
     stochastic = streaming or of_file or rows.known is not None or _asks_for_steps(estimator)
-    learning, chains = _rule(estimator, table, stochastic=stochastic)
+    learning, chains = _rule(estimator, table, aim, stochastic=stochastic)
     if sampler is not None:
         _check_sampler(sampler, learning, chains, base)
-    ours = _steps_are_ours(estimator, learning, stochastic=stochastic, streaming=streaming)
+    how = {"streaming": streaming, "stochastic": stochastic}
+    ours = aim == "density" and _steps_are_ours(estimator, learning, **how)
+    steps = _kind_of_steps(aim, learning, table)
     line_search = learning == "exact" and not stochastic
-    rate = units.learning_rate(base)
-    plan = _plan(estimator, learning, line_search, rate, units.n_rows, rows, streaming=streaming)
-    if isinstance(chains, Persistent) and chains.n_chains is None:
-        n_chains = max(plan.batch_size, REWEIGHTED_CHAINS) if chains.reweight else plan.batch_size
-        chains.set_params(n_chains=int(n_chains))
+    sizes = (units.learning_rate(base), units.n_rows)
+    plan = _plan(estimator, learning, line_search, *sizes, rows, steps, streaming=streaming)
     check_units(units.n, units.n_rows, rows, plan.batch_size)
     if estimator.penalty is not None:
         estimator.penalty.check()
@@ -503,12 +516,13 @@ def design(
     family = RBMFamily(
         units=units,
         learning=learning,
-        chains=GibbsChains(sampler, chains),
-        centering=_centering(estimator, learning, units, plan.searches),
+        chains=GibbsChains(sampler, _with_number(chains, plan.batch_size)),
+        centering=_centering(estimator, learning, units, steps, plan.searches),
         penalty=None if estimator.penalty is None else clone(estimator.penalty),
         short=asked != "auto" and plan.n_batches(rows.n_table) < ENOUGH_STEPS,
         by_halves=ours and few and asked == "auto" and not estimator.early_stopping,
         streaming=streaming,
+        aim=aim,
     )
     return Recipe(
         table=table,
@@ -520,6 +534,37 @@ def design(
         n_guards=N_HELD_OUT if ours and len(rows) >= FEWEST_ROWS else 0,
         guard_seed=guard_seed,
     )
+
+
+def _kind_of_steps(aim: str, learning: str, table: Table) -> str:
+    """What the steps are by default: those of a density, few for features, or few plain ones.
+
+    Plain steps are too large for numbers, whose energies have no bounds.
+    """
+    if aim == "density" or learning == "exact":
+        return "density"
+    return "plain" if isinstance(table.domain, Binary) else "few"
+
+
+def _with_number(chains: ChainPolicy | None, batch_size: int) -> ChainPolicy | None:
+    """Chains with their number, by default that of the rows in a batch."""
+    if isinstance(chains, Persistent) and chains.n_chains is None:
+        n_chains = max(batch_size, REWEIGHTED_CHAINS) if chains.reweight else batch_size
+        chains.set_params(n_chains=int(n_chains))
+    return chains
+
+
+def aim_of(estimator: Any, rows: Rows) -> str:
+    """What a fit is for: asked for, or features by `fit_transform` of many rows, or a density.
+
+    Of few rows, on which nothing is chosen for a density, features are those of a density.
+    """
+    if not isinstance(estimator._hidden, BinaryLayer):
+        return "density"
+    if estimator.aim == "auto":
+        features = estimator._is_in_fit_transform and rows.n_table >= FEWEST_ROWS
+        return "features" if features else "density"
+    return str(estimator.aim)
 
 
 def usual_units(estimator: Any) -> int:
@@ -554,10 +599,11 @@ def _plan(
     usual_rate: float,
     n_units: int,
     rows: Rows,
+    steps: str,
     *,
     streaming: bool,
 ) -> TrainingPlan:
-    """Optimizer, learning rate, batch size and epochs."""
+    """Optimizer, learning rate, batch size and epochs, by the kind of `steps`."""
     (rate, size, n_iter), n_rows = asked_steps(estimator), rows.n_table
     optimizer = SGD() if estimator.optimizer is None else estimator.optimizer
     given = any(name.startswith("optimizer") for name in estimator.net_params or {})
@@ -567,19 +613,15 @@ def _plan(
             "pass its arguments as optimizer__<name> there."
         )
     batch_size = size
-    if size == "auto":
+    if size == "auto" and steps == "plain":
+        batch_size = FEATURE_BATCH
+    elif size == "auto":
         batch_size = (
             n_rows if line_search else _default_batch_size(n_rows, 0 if streaming else n_iter)
         )
     if n_iter == "auto":
-        affordable = MOST_WORK / (batch_size * rows.n_columns * n_units)
-        if learning in LOCAL_RULES:
-            affordable /= LOCAL_WORK
-        n_steps = ENOUGH_STEPS if learning == "exact" else min(ENOUGH_STEPS, affordable)
-        wanted = max(10, math.ceil(n_steps / math.ceil(n_rows / batch_size)))
-        # The exact likelihood has no chains that training could outrun.
-        most = MOST_EPOCHS if n_rows < FEWEST_ROWS and learning != "exact" else wanted
-        n_iter = MOST_EPOCHS if line_search else min(wanted, most)
+        most = _most_epochs(learning, n_units, rows, steps, batch_size)
+        n_iter = MOST_EPOCHS if line_search else most
     plan = plan_of(
         estimator,
         optimizer,
@@ -596,6 +638,21 @@ def _plan(
     )
 
 
+def _most_epochs(learning: str, n_units: int, rows: Rows, steps: str, batch_size: int) -> int:
+    """Number of epochs of stochastic steps by default."""
+    n_batches = math.ceil(rows.n_table / batch_size)
+    if steps != "density":
+        return max(FEWEST_EPOCHS, math.ceil(FEATURE_STEPS / n_batches))
+    affordable = MOST_WORK / (batch_size * rows.n_columns * n_units)
+    if learning in LOCAL_RULES:
+        affordable /= LOCAL_WORK
+    n_steps = ENOUGH_STEPS if learning == "exact" else min(ENOUGH_STEPS, affordable)
+    wanted = max(FEWEST_EPOCHS, math.ceil(n_steps / n_batches))
+    # The exact likelihood has no chains that training could outrun.
+    few = rows.n_table < FEWEST_ROWS and learning != "exact"
+    return min(wanted, MOST_EPOCHS) if few else wanted
+
+
 def _steps_are_ours(estimator: Any, learning: str, *, stochastic: bool, streaming: bool) -> bool:
     """Whether steps are stochastic, and rate and batch size ours: rows may judge the training."""
     rate, size, _ = asked_steps(estimator)
@@ -610,7 +667,7 @@ def is_guarded(estimator: Any, table: Table, rows: Rows, *, streaming: bool) -> 
     if fraction_of_early_stopping(estimator.early_stopping) is not None:
         return False
     stochastic = streaming or rows.known is not None or _asks_for_steps(estimator)
-    learning, _ = _rule(estimator, table, stochastic=stochastic)
+    learning, _ = _rule(estimator, table, "density", stochastic=stochastic)
     return _steps_are_ours(estimator, learning, stochastic=stochastic, streaming=streaming)
 
 
@@ -625,8 +682,10 @@ def _default_batch_size(n_rows: int, n_iter: int | str) -> int:
     return min(100, max(10, wanted))
 
 
-def _rule(estimator: Any, table: Table, *, stochastic: bool) -> tuple[str, ChainPolicy | None]:
-    """The learning rule, by default exact if that is cheap, and its chains.
+def _rule(
+    estimator: Any, table: Table, aim: str, *, stochastic: bool
+) -> tuple[str, ChainPolicy | None]:
+    """The learning rule, of a density by default exact if that is cheap, and its chains.
 
     There is no exact rule for other units than bits, and none without chains for real ones.
     """
@@ -646,7 +705,8 @@ def _rule(estimator: Any, table: Table, *, stochastic: bool) -> tuple[str, Chain
         if chains is not None:
             learning = "pcd" if isinstance(chains, Persistent) else "cd"
         else:
-            learning = "exact" if cost <= (QUICK_COST if stochastic else CHEAP_COST) else "pcd"
+            cheap = cost <= (QUICK_COST if stochastic else CHEAP_COST)
+            learning = "exact" if cheap and aim == "density" else "pcd"
     if learning == "exact" and chains is not None:
         raise ValueError(
             f'learning="exact" has no chains, so that chains={chains!r} has no effect. Use '
@@ -706,15 +766,18 @@ def _check_sampler(
 
 
 def _centering(
-    estimator: Any, learning: str, units: HiddenUnits, line_search: bool
+    estimator: Any, learning: str, units: HiddenUnits, steps: str, line_search: bool
 ) -> Centering | None:
     """Centring of the gradient, except with L-BFGS, which needs the gradient of the value.
 
-    By default preconditioned with exponent 1/2, unless the learning rate is given.
+    By default preconditioned with exponent 1/2, unless the learning rate is given. There is none by
+    default of plain steps: units are then on in fewer rows, which suits classifiers.
     """
     if not units.centers:
         return None
     asked = estimator.centering
+    if steps == "plain" and asked == "auto":
+        return None
     if isinstance(asked, Centering):
         asked.check()
         if asked.precondition and (learning == "exact"):

@@ -109,12 +109,9 @@ class SlabUnits(HiddenUnits):
         return score
 
     def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
-        found = {}
-        if "rescale" in asked:
-            found["rescale"] = f"{self.name} take all columns as numbers"
-        if isinstance(asked.get("centering"), Centering):
-            found["centering"] = f"the gradient of {self.name} is not centred"
-        return found
+        if not isinstance(asked.get("centering"), Centering):
+            return {}
+        return {"centering": f"the gradient of {self.name} is not centred"}
 
     def means(self, energy: SpikeSlabEnergy, x: Tensor) -> Tensor:
         return energy.slabs(x) if self.features == "slabs" else super().means(energy, x)
@@ -364,7 +361,7 @@ class SpikeSlabRBM(RBMEstimator):
     _parameter_constraints: dict = {
         name: kinds
         for name, kinds in RBMEstimator._parameter_constraints.items()
-        if name not in ("hidden", "centering", "visible", "categorical_features", "rescale")
+        if name not in ("hidden", "centering", "visible", "categorical_features", "aim")
     } | {
         "learning": [StrOptions({"auto", "pcd", "cd"})],
         "base": [StrOptions({"gaussian", "independent"}), Gaussian],

@@ -216,11 +216,12 @@ class SubspaceRBM(RBMEstimator):
     optimizer : SGD or None, default=None
         Momentum, learning rate schedule, weight averaging and roll-backs; None is
         :class:`skebm.training.SGD` with its default settings.
-    visible : {"auto", "bernoulli"}, default="auto"
+    visible : {"auto", "bernoulli", "probabilities"}, default="auto"
         Visible units of the columns that are not categorical. ``"auto"``: Bernoulli units if all
         values are in [0, 1]; otherwise columns of zeros and ones are Bernoulli units, and the
         others Gaussian units of standardised values. ``"bernoulli"``: all are Bernoulli units;
         columns with values outside [0, 1] are scaled to that range, with a warning.
+        ``"probabilities"``: values outside [0, 1] raise an error.
     categorical_features : "from_dtype", array-like or None, default="from_dtype"
         Columns of categories, which are softmax units: names, numbers or a boolean mask.
         ``"from_dtype"``: columns of frames that hold text or are of a categorical type, and columns
@@ -316,7 +317,7 @@ class SubspaceRBM(RBMEstimator):
     _parameter_constraints: dict = {
         name: kinds
         for name, kinds in RBMEstimator._parameter_constraints.items()
-        if name not in ("hidden", "rescale")
+        if name not in ("hidden", "aim")
     } | {
         "n_components": [Interval(Integral, 1, None, closed="left")],
         **Subspace._parameter_constraints,

@@ -143,7 +143,7 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
     optimizer : AdamW or None, default=None
         Weight decay, schedule, averaging and roll-backs; None is
         :class:`AdamW(weight_decay=0.1) <skebm.training.AdamW>`.
-    visible : {"auto", "bernoulli"}, default="auto"
+    visible : {"auto", "bernoulli", "probabilities"}, default="auto"
         Visible units of the columns that are not categorical, as in :class:`RBMEstimator`.
     categorical_features : "from_dtype", array-like or None, default="from_dtype"
         Columns of categories, as in :class:`RBMEstimator`.
@@ -232,7 +232,7 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
         "chains": [ChainPolicy, None],
         "base": [StrOptions(set(COLUMN_BASES)), Distribution],
         "optimizer": [AdamW, None],
-        "visible": [StrOptions({"auto", "bernoulli"})],
+        "visible": [StrOptions({"auto", "bernoulli", "probabilities"})],
         "categorical_features": [StrOptions({"from_dtype"}), "array-like", None],
         "sequence_column": [str, Integral, None],
     }

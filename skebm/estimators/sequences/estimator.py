@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skebm._validation import Interval, Options, StrOptions, check_is_fitted, fit_context
+from skebm._validation import Interval, StrOptions, check_is_fitted, fit_context
 from skebm.base import LogLikelihoods, sampling
 from skebm.base import Real as Numbers
 from skebm.base.domains import parts_of
@@ -130,13 +130,10 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
         Weight decay, schedule, averaging and roll-backs; None is
         :class:`AdamW(weight_decay=0.1) <skebm.training.AdamW>`: without decay, models that are
         fitted to a few thousand frames overfit.
-    visible : {"auto", "bernoulli"}, default="auto"
+    visible : {"auto", "bernoulli", "probabilities"}, default="auto"
         Visible units of the columns that are not categorical, as in :class:`RBMEstimator`.
     categorical_features : "from_dtype", array-like or None, default="from_dtype"
         Columns of categories, as in :class:`RBMEstimator`.
-    rescale : {"auto", False}, default="auto"
-        Treatment of columns of Bernoulli units with values outside [0, 1], as in
-        :class:`RBMEstimator`.
     sequence_column : str, int or None, default=None
         Column of X that identifies the sequence of each frame. The frames of a sequence are in
         their order in time, and may stand between those of others, as in a panel that is sorted by
@@ -230,9 +227,8 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
         "chains": [ChainPolicy, None],
         "base": [StrOptions({"auto", *COLUMN_BASES}), Distribution],
         "optimizer": [AdamW, None],
-        "visible": [StrOptions({"auto", "bernoulli"})],
+        "visible": [StrOptions({"auto", "bernoulli", "probabilities"})],
         "categorical_features": [StrOptions({"from_dtype"}), "array-like", None],
-        "rescale": [StrOptions({"auto"}), Options(bool, {False})],
         "sequence_column": [str, Integral, None],
     }
     _configs = {
@@ -260,7 +256,6 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
         optimizer=None,
         visible="auto",
         categorical_features="from_dtype",
-        rescale="auto",
         sequence_column=None,
         partition="auto",
         early_stopping=False,

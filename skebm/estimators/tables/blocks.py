@@ -94,7 +94,7 @@ class ProbabilityBlock(ColumnBlock):
         Scaling of the columns with values outside [0, 1].
     n_columns : int
         The block is all columns of X from number `first` on.
-    rescale : "auto" or False
+    scales : bool
         Whether columns with values outside [0, 1] are scaled and clipped, or raise an error.
     names : sequence of str or None
     first : int
@@ -109,27 +109,27 @@ class ProbabilityBlock(ColumnBlock):
         self,
         scaling: MinMax,
         n_columns: int,
-        rescale: Any,
+        scales: bool,
         names: Sequence[str] | None,
         first: int = 0,
     ):
         super().__init__(range(first, first + n_columns), Binary((n_columns,)), names)
-        self.scaling, self.rescale, self.is_said = scaling, rescale, False
+        self.scaling, self.scales, self.is_said = scaling, scales, False
 
     @classmethod
     def learn(
-        cls, X: Any, rescale: Any = "auto", names: Any = None, first: int = 0
+        cls, X: Any, scales: bool = True, names: Any = None, first: int = 0
     ) -> ProbabilityBlock:
         """Learn the ranges of columns; `ValueError` if some must be scaled and may not."""
         names = None if names is None else [str(name) for name in names]
         check_known(X, names)
-        found = cls(MinMax.fit(*column_ranges(X)), X.shape[1], rescale, names, first)
+        found = cls(MinMax.fit(*column_ranges(X)), X.shape[1], scales, names, first)
         if len(found.scaling.columns):
-            if not rescale:
+            if not scales:
                 raise ValueError(
                     f"X: columns {found.shown(found.scaling.columns)} have values outside [0, 1], "
-                    "and rescale=False. Binarise or scale them to [0, 1], or pass "
-                    'rescale="auto".'
+                    'and visible="probabilities". Binarise or scale them to [0, 1], or pass '
+                    'visible="bernoulli", which scales them.'
                 )
             found.is_said = not sp.issparse(X) and not all(
                 has_only_bits(found.scaling.apply(block)) for _, block in array_blocks(X)
@@ -142,8 +142,8 @@ class ProbabilityBlock(ColumnBlock):
         if not len(outside):
             return
         what = f"columns {self.shown(outside)} have values outside the range of the training data"
-        if not self.rescale:
-            raise ValueError(f"X: {what} ([0, 1]), and rescale=False.")
+        if not self.scales:
+            raise ValueError(f'X: {what} ([0, 1]), and visible="probabilities".')
         warn(f"X: {what}; they are clipped to it.", DataWarning)
 
     def to_energy(self, X: np.ndarray, before: np.ndarray) -> np.ndarray:

@@ -400,13 +400,13 @@ def _columns_of_block(X: Any, block: ColumnBlock) -> Any:
 # Learning tables
 # ------------------------------------------------------------------------------
 
-# Added to the warning of scaled columns by estimators that have `rescale`.
-RESCALE_ADVICE = " (rescale=False raises an error instead)"
+# Added to the warning of scaled columns by estimators that have `visible`.
+SCALING_ADVICE = ' (visible="probabilities" raises an error instead)'
 
 
-def probability_table(X: Any, rescale: Any = "auto", names: Any = None, advice: str = "") -> Table:
+def probability_table(X: Any, scales: bool = True, names: Any = None, advice: str = "") -> Table:
     """The table of bits and probabilities; warn of columns that are scaled, with advice."""
-    block = ProbabilityBlock.learn(X, rescale, names)
+    block = ProbabilityBlock.learn(X, scales, names)
     warn_of_scaling([block], advice)
     return Table([block])
 
@@ -483,23 +483,22 @@ def shown_names(names: Any, n: int) -> list[str]:
 def learn_columns(estimator: Any, X: Any, weight: np.ndarray | None) -> Table:
     """The columns of validated X, according to the parameter `visible` of an estimator.
 
-    They are probabilities of bits if `visible` is ``"bernoulli"``, X is sparse or all values are in
-    [0, 1]. Otherwise each column has bits, categories or numbers.
+    They are probabilities of bits if `visible` is ``"bernoulli"`` or ``"probabilities"``, X is
+    sparse or all values are in [0, 1]. Otherwise columns have bits, categories or numbers. With
+    ``"probabilities"``, values outside [0, 1] are an error; they are scaled otherwise.
 
     Parameters
     ----------
     estimator : object
-        Has the attributes `visible`, `_coding` and, for frames, `feature_names_in_`. If it has
-        `rescale`, which says what to do with values outside [0, 1] of probabilities of bits, the
-        warning of scaled columns names it; they are scaled otherwise.
+        Has the attributes `visible`, `_coding` and, for frames, `feature_names_in_`.
     X : {ndarray, sparse matrix} of shape (n_samples, n_features)
     weight : ndarray of shape (n_samples,) or None
     """
     names = getattr(estimator, "feature_names_in_", None)
-    bits = estimator.visible == "bernoulli" or sp.issparse(X)
+    bits = estimator.visible != "auto" or sp.issparse(X)
     if estimator._coding is None and (bits or in_unit_interval(X)):
-        advice = RESCALE_ADVICE if hasattr(estimator, "rescale") else ""
-        return probability_table(X, getattr(estimator, "rescale", "auto"), names, advice)
+        scales = estimator.visible != "probabilities"
+        return probability_table(X, scales, names, SCALING_ADVICE)
     return column_table(X, weight, estimator._coding, names)
 
 

@@ -33,7 +33,6 @@ KEPT = (
     "order",
     "pretraining",
     "recurrent",
-    "rescale",
     "sequence_column",
     "sigma",
     "standardize",

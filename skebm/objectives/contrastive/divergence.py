@@ -85,6 +85,9 @@ class ContrastiveDivergence(Objective):
     penalty : Penalty or None, default=None
         Penalties on weights and hidden units of bipartite energies, or on the couplings of a
         Boltzmann machine.
+    judges_steps : bool, default=True
+        Whether a step that changes energies by more than chains can follow counts as divergence. A
+        likelihood suffers from such steps, features do not.
 
     Raises
     ------
@@ -138,12 +141,14 @@ class ContrastiveDivergence(Objective):
         refinement: Refinement | None = None,
         centering: Centering | None = None,
         penalty: Penalty | None = None,
+        judges_steps: bool = True,
     ):
         super().__init__()
         self.energy = energy
         self.negatives = NegativePhase(energy, sampler, chains)
         self.anneal, self.energy_l2, self.clip_norm = anneal, energy_l2, clip_norm
         self.refinement, self.centering, self.penalty = refinement, centering, penalty
+        self.judges_steps = judges_steps
         self.sigma: Tensor | None
         self.register_buffer("sigma", sigma, persistent=False)
         self._adds_noise = sigma is not None
@@ -422,6 +427,8 @@ class ContrastiveDivergence(Objective):
         # On discrete rows low acceptance can be legitimate, and adaptive samplers set their step.
         rejects = sampler.exact and isinstance(domain, Real) and not sampler.adapts
         reason = super().divergence_reason(logs, before, n_rows)
+        if not self.judges_steps:
+            logs = {name: value for name, value in logs.items() if name != "energy_change"}
         return reason or why_diverged(logs, before, n_rows, domain, rejects)
 
     # ---------------------------------------------------------------- state

@@ -98,7 +98,7 @@ def test_values_out_of_range(base, chains):
     far[:, 0] *= 7
     far[:, 3] = far[:, 3] * 2e30 - 1e30
     with pytest.raises(ValueError, match=r"columns 0, 3 have values outside.*Binarise"):
-        rbm(base, chains, rescale=False).fit(far)
+        rbm(base, chains, visible="probabilities").fit(far)
     with pytest.warns(UserWarning, match="min-max scaled"):
         model = rbm(base, chains).fit(far)
     plain = fitted(base, chains)
@@ -174,7 +174,7 @@ def test_a_table_of_probabilities_is_that_of_its_binarisations(base):
 @each_base
 def test_pseudo_likelihood_of_probabilities_is_continuous(base):
     """Flips of an entry inside (0, 1) are taken where it stands."""
-    model = rbm(base, n_iter=0, dtype="float64", rescale=False).fit(X)
+    model = rbm(base, n_iter=0, dtype="float64", visible="probabilities").fit(X)
     near = np.clip(X, 1e-9, 1 - 1e-9)
     np.testing.assert_allclose(model.pseudo_likelihood(near), model.pseudo_likelihood(X), atol=1e-5)
     half = np.full((1, 6), 0.5)

@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import expit, logsumexp
 from sklearn.base import clone
 
-from skebm import RBMEstimator
+from skebm import DeepBoltzmannMachine, RBMClassifier, RBMEstimator, TemporalRBM
 from skebm.estimators.rbm import drawing
 from skebm.objectives import Centering, Penalty
 from skebm.training import SGD, EarlyStopping
@@ -416,7 +416,7 @@ def test_columns_outside_the_unit_interval_are_named_once():
         model = RBMEstimator(3, visible="bernoulli", random_state=0, n_iter=5).fit(SCALED)
     (message,) = (str(w.message) for w in caught if "scaled" in str(w.message))
     assert "columns 1, 2, 4 " in message
-    assert "rescale=False" in message
+    assert 'visible="probabilities"' in message
     assert_array_equal(model.scaling_.columns, [1, 2, 4])
     assert_array_equal(model.scaling_.low, [4, 1000, -2])
     assert_array_equal(model.scaling_.width, [3, 100, 5])
@@ -494,14 +494,17 @@ def test_a_new_value_of_a_constant_column_is_outside():
         model.predict(other)
 
 
-def test_rescale_false_raises():
-    with pytest.raises(ValueError, match=r"columns 1, 2, 4 .*rescale=False.*rescale=\"auto\""):
-        RBMEstimator(3, visible="bernoulli", rescale=False).fit(SCALED)
-    model = fitted_to_small(rescale=False, n_iter=5)
-    with pytest.raises(ValueError, match="columns 0.*rescale=False"):
+@pytest.mark.parametrize("cls", [RBMEstimator, RBMClassifier, DeepBoltzmannMachine, TemporalRBM])
+def test_values_that_are_no_probabilities_raise_where_probabilities_are_asked_for(cls):
+    y = [np.arange(len(SCALED)) % 2] * (cls is RBMClassifier)
+    with pytest.raises(ValueError, match=r"columns 1, 2, 4 .*probabilities.*visible=\"bernoulli\""):
+        cls(visible="probabilities").fit(SCALED, *y)
+
+
+def test_new_values_that_are_no_probabilities_raise():
+    model = fitted_to_small(visible="probabilities", n_iter=5)
+    with pytest.raises(ValueError, match="columns 0.*probabilities"):
         model.predict(SMALL + 1)
-    with pytest.raises(ValueError, match="rescale"):
-        RBMEstimator(3, visible="bernoulli", rescale=True).fit(SMALL)
 
 
 def test_scaling_of_sparse_columns():

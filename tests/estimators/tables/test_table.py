@@ -45,7 +45,7 @@ def levels(rng):
 
 
 BLOCKS = {
-    "probabilities": (lambda X: ProbabilityBlock.learn(X, "auto", NAMES), numbers),
+    "probabilities": (lambda X: ProbabilityBlock.learn(X, names=NAMES), numbers),
     "spins": (lambda X: SpinBlock(2, NAMES), lambda rng: 2 * bits(rng) - 1),
     "bits": (lambda X: BitBlock([0, 1], NAMES), bits),
     "states": (lambda X: StateBlock(Categorical((3, 2))), one_hot),

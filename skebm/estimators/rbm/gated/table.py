@@ -52,7 +52,7 @@ def _half(
 ) -> ColumnBlock:
     """Columns X of pairs, of which number `first` is the first."""
     if visible == "bernoulli" or (visible == "auto" and in_unit_interval(X)):
-        return ProbabilityBlock.learn(X, "auto", names, first)
+        return ProbabilityBlock.learn(X, names=names, first=first)
     columns = range(first, first + X.shape[1])
     return NumberBlock(columns, learn_units(X, weight, True, None), names)
 
