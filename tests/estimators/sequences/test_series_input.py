@@ -10,6 +10,7 @@ import pytest
 from skebm import SequenceOutlierDetector, TemporalRBM, TemporalRBMClassifier
 from skebm.estimators.sequences.series.stamps import Grid, without_stamps
 from skebm.estimators.sequences.table import arrange
+from tests.support.tiers import leading
 
 N = 60
 little = {"n_iter": 2, "random_state": 0}
@@ -22,6 +23,7 @@ CASES = {
     ),
 }
 each = pytest.mark.parametrize("name", CASES)
+each_fit = pytest.mark.parametrize("name", leading(1, list(CASES)))
 
 
 def values(n=N, seed=0):
@@ -74,7 +76,7 @@ def test_kinds_of_time_stamps():
         assert order is None
 
 
-@each
+@each_fit
 def test_rows_in_any_order_are_put_into_that_of_time(name):
     order = np.random.default_rng(1).permutation(N)
     labels = (np.arange(N) % 2)[order]
@@ -82,7 +84,7 @@ def test_rows_in_any_order_are_put_into_that_of_time(name):
     np.testing.assert_array_equal(found, said(name, series())[order])
 
 
-@pytest.mark.parametrize("name", ["TemporalRBM", "TemporalRBMClassifier"])
+@pytest.mark.parametrize("name", leading(1, ["TemporalRBM", "TemporalRBMClassifier"]))
 def test_a_gap_begins_a_new_sequence(name):
     """Also in the sequences of a panel; one alone has no end that others could take."""
     gap = series().set_axis([*hours(20), *(hours(40) + pd.Timedelta("30h"))])
