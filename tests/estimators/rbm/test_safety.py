@@ -519,7 +519,6 @@ def test_a_fit_is_short_if_it_was_asked_for_few_steps(bits, n_iter, short):
     model = RBMEstimator(2, learning="pcd", n_iter=n_iter, random_state=0)
     table = probability_table(bits)
     base = IndependentBernoulli(torch.zeros(bits.shape[1]))
-    recipe = design(
-        model, table, base, BaseChoice("independent", model.n_components, ""), rows, streaming=False
-    )
+    chosen = BaseChoice("independent", model.n_components, "")
+    recipe = design(model, table, base, chosen, rows, aim="density", streaming=False)
     assert recipe.family.short == short
