@@ -419,3 +419,16 @@ def test_reasons_are_dates(kind):
     expected = pd.to_datetime(reasons["expected"])
     near = X["start"][:2] - pd.Timedelta("9h" if kind == "tz" else "0h")
     assert (abs(expected - near) < pd.Timedelta("12h")).all()
+
+
+def test_days_go_on_after_those_of_fit():
+    random = np.random.default_rng(0)
+    day = pd.Timestamp("2026-01-01") + pd.to_timedelta(random.integers(0, 60, 300), "D")
+    frame = pd.DataFrame({"day": day, "x": random.normal(size=300)})
+    detector = EnergyOutlierDetector(method="conformal", random_state=0).fit(frame)
+    later = frame.assign(day=frame["day"] + pd.Timedelta("50D"))
+    assert (detector.predict(later) == -1).mean() < 0.25
+    wrong_year = frame[:20].assign(day=pd.Timestamp("2062-01-15"))
+    assert (detector.predict(wrong_year) == -1).all()
+    missing = frame[:5].assign(day=pd.NaT)
+    assert np.isfinite(detector.score_samples(missing)).all()

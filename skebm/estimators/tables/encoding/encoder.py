@@ -53,9 +53,10 @@ class TableEncoder(DocLinkMixin, SourceMixin, TransformerMixin, BaseEstimator):
     `columns_` says what became of each column:
 
     - Numbers and durations are standardised, and booleans count as the numbers 0 and 1.
-    - Dates, also those that are text, are numbers of days. To these come the time of day and the
-      weekday, where some are commoner than others, and for each pair of dates the time between them
-      and whether they are in their usual order.
+    - Dates, also those that are text, are numbers of days. New rows may go on after those of `fit`,
+      or before them, for as long as these last: their days count as the nearest of these. To the
+      days come the time of day and the weekday, where some are commoner than others, and for each
+      pair of dates the time between them and whether they are in their usual order.
     - Categories and text of few levels become one-hot columns; a level that did not occur in `fit`
       is ten standard deviations from all others. Of many levels, the rarity becomes a number, and
       numbers whose means in the levels explain most of their variance are also compared with these.
@@ -271,7 +272,9 @@ class TableEncoder(DocLinkMixin, SourceMixin, TransformerMixin, BaseEstimator):
         known = x[~np.isnan(x)]
         constant = not np.ptp(known)
         scale = 0.0 if constant or kind == DATES else self._scale_of(known)
-        self._features.append(Feature("number", [name + "_log" * bool(scale)], (j,), scale))
+        span = (float(known.min()), float(known.max())) if kind == DATES else None
+        names = [name + "_log" * bool(scale)]
+        self._features.append(Feature("number", names, (j,), scale, span=span))
         made = "signed logarithm, standardised" if scale else "standardised"
         why = "constant" * constant or "likelier on this scale" * bool(scale)
         return Note(name, kind, "days, " * (kind in (DATES, DURATIONS)) + made, why)

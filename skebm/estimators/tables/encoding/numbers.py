@@ -43,6 +43,8 @@ class Feature(NamedTuple):
         0, or the scale of the signed logarithm, sign(x) log(1 + abs(x) / scale).
     period : float
         Of a cycle, in days.
+    span : tuple of float or None
+        First and last day of the rows of `fit`, of a number that is a date.
     """
 
     kind: str
@@ -50,6 +52,7 @@ class Feature(NamedTuple):
     columns: tuple[int, ...]
     scale: float = 0.0
     period: float = 0.0
+    span: tuple[float, float] | None = None
 
     def values(self, codes: np.ndarray, local: dict[int, np.ndarray]) -> np.ndarray:
         """The numbers of rows, (n, len(names)); nan where missing."""
@@ -58,11 +61,24 @@ class Feature(NamedTuple):
             return np.column_stack([np.cos(angle), np.sin(angle)])
         found = codes[:, self.columns[0]]
         if self.kind == "number":
+            if self.span is not None:
+                found = days_of_fit(found, *self.span)
             return signed_log(found, self.scale)[:, None]
         difference = codes[:, self.columns[1]] - found
         if self.kind == "order":
             return np.where(difference < 0, UNSEEN, 0.0)[:, None]
         return signed_log(difference, self.scale)[:, None]
+
+
+def days_of_fit(days: np.ndarray, first: float, last: float) -> np.ndarray:
+    """Days, of which those that go on from the first to the last one are the nearest of these.
+
+    Rows that are scored mostly come after those of `fit`, and are none the odder for it. A day that
+    is farther away than these reach, such as one of a wrong year, stays as it is.
+    """
+    reach = last - first
+    goes_on = (days >= first - reach) & (days <= last + reach)
+    return np.where(goes_on, days.clip(first, last), days)
 
 
 class Deviation(NamedTuple):
