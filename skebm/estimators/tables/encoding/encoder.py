@@ -54,7 +54,7 @@ class TableEncoder(DocLinkMixin, SourceMixin, TransformerMixin, BaseEstimator):
 
     - Numbers and durations are standardised, and booleans count as the numbers 0 and 1.
     - Dates, also those that are text, are numbers of days. New rows may go on after those of `fit`,
-      or before them, for as long as these last: their days count as the nearest of these. To the
+      or before them, for as long as these last: their days count as the middle of these. To the
       days come the time of day and the weekday, where some are commoner than others, and for each
       pair of dates the time between them and whether they are in their usual order.
     - Categories and text of few levels become one-hot columns; a level that did not occur in `fit`

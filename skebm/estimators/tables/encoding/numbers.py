@@ -71,14 +71,15 @@ class Feature(NamedTuple):
 
 
 def days_of_fit(days: np.ndarray, first: float, last: float) -> np.ndarray:
-    """Days, of which those that go on from the first to the last one are the nearest of these.
+    """Days, of which those that go on before the first or after the last one are their middle.
 
-    Rows that are scored mostly come after those of `fit`, and are none the odder for it. A day that
-    is farther away than these reach, such as one of a wrong year, stays as it is.
+    Rows that are scored mostly come after those of `fit`, and are none the odder for it; the last
+    day itself is rare, so that it would make them odd. A day that is farther away than these reach,
+    such as one of a wrong year, stays as it is.
     """
     reach = last - first
-    goes_on = (days >= first - reach) & (days <= last + reach)
-    return np.where(goes_on, days.clip(first, last), days)
+    goes_on = (days < first) & (days >= first - reach) | (days > last) & (days <= last + reach)
+    return np.where(goes_on, (first + last) / 2, days)
 
 
 class Deviation(NamedTuple):
