@@ -16,6 +16,7 @@ from numpydoc.docscrape import NumpyDocString
 
 import skebm
 from tests.support.tiers import full
+from tools.page_outputs import WIDTH
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")
@@ -141,3 +142,9 @@ def test_defaults_in_docstrings_are_those_of_signatures():
     assert len(found) > 400
     wrong = [item for item in found if item[1] not in (str(item[2]), repr(item[2]), f'"{item[2]}"')]
     assert [item for item in wrong if ast.literal_eval(item[1]) != item[2]] == []
+
+
+@pytest.mark.parametrize("page", [README, *PAGES[len(NAMES) :]], ids=lambda page: page.stem)
+def test_programs_fit_beside_the_table_of_contents(page):
+    """Wider lines are cut off on a desk's screen."""
+    assert [line for b in blocks(page) for line in b.splitlines() if len(line) > WIDTH] == []
