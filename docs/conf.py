@@ -7,7 +7,9 @@ from pathlib import Path
 
 import skebm
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the gallery's scraper is in tools
+sys.path.insert(
+    0, str(Path(__file__).parents[1])
+)  # the gallery's scraper is in tools
 
 project = "skebm"
 author = "the skebm developers"
@@ -53,7 +55,9 @@ templates_path = ["_templates"]
 html_theme = "pydata_sphinx_theme"
 html_title = "skebm"
 html_show_sourcelink = False
-html_context = {"default_mode": "auto"}  # light or dark, as the reader has it
+html_context = {
+    "default_mode": "auto"
+}  # light or dark, as the reader has it
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_theme_options = {
@@ -71,9 +75,15 @@ mathjax_path = "mathjax/tex-svg.js"
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 
-autodoc_typehints = "none"  # the docstrings state types, with their ranges and shapes
-numpydoc_show_class_members = False  # _templates/autosummary/class.rst shows them
-toc_object_entries_show_parents = "hide"  # `fit`, not `RBMEstimator.fit`, beside its page
+autodoc_typehints = (
+    "none"  # the docstrings state types, with their ranges and shapes
+)
+numpydoc_show_class_members = (
+    False  # _templates/autosummary/class.rst shows them
+)
+toc_object_entries_show_parents = (
+    "hide"  # `fit`, not `RBMEstimator.fit`, beside its page
+)
 
 # Every example runs in every build, and one that fails ends it, as does one with an empty panel.
 sphinx_gallery_conf = {
@@ -127,7 +137,9 @@ intersphinx_mapping = reachable(
 
 def skip_foreign(app, what, name, obj, skip, options):
     """Leave out the members that a class inherits from torch, scikit-learn or Python."""
-    function = getattr(obj, "fget", obj)  # a property has no module of its own
+    function = getattr(
+        obj, "fget", obj
+    )  # a property has no module of its own
     module = getattr(function, "__module__", None) or ""
     return None if module.startswith("skebm") else True
 

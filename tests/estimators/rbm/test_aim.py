@@ -48,6 +48,7 @@ def test_a_pipeline_fits_for_features(default):
     assert np.isfinite(model.energy(X_TEST)).all()
 
 
+@full
 def test_the_features_of_a_pipeline_suit_a_classifier(default):
     """Of shifted images, which pixels do not separate, in their rows and columns."""
 
@@ -132,6 +133,7 @@ def tree_like_bits(n=400):
     return (np.cumsum(flips, axis=1) % 2).astype(float)
 
 
+@full
 def test_features_of_a_base_that_was_chosen_warn_once_asked_for():
     bits = tree_like_bits()
     model = rbm(n_components=8, learning="pcd", n_iter=20).fit(bits)
