@@ -1,6 +1,7 @@
 """Fixtures shared by all tests, and what makes their collection cheaper."""
 
 import gc
+import os
 import signal
 
 import pytest
@@ -10,6 +11,12 @@ import torch
 # The objects of a collection are millions, and live to the end: the garbage collector would go
 # through them again and again.
 gc.disable()
+
+
+def pytest_configure(config):
+    """Hide a GPU from all but its own tests, ``-m gpu``: the others have the numbers of a CPU."""
+    if config.option.markexpr != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 @pytest.hookimpl(tryfirst=True)
