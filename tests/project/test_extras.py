@@ -23,6 +23,7 @@ MAKEFILE = (ROOT / "Makefile").read_text()
 
 # Packages of another name than the distribution that brings them.
 BROUGHT = {
+    "docutils": "sphinx",
     "arviz_stats": "arviz-stats",
     "check_manifest": "check-manifest",
     "myst_parser": "myst-parser",
@@ -70,6 +71,17 @@ def programs_of_pages():
     return [b.code for page in pages for b in blocks(page.read_text()) if b.language == "python"]
 
 
+def programs_of_built_pages():
+    """The programs of the pages that run when the documentation is built, and what runs them."""
+    docs = ROOT / "docs"
+    listed = re.search(r"page_outputs = (\[.*?\])", (docs / "conf.py").read_text(), re.DOTALL)
+    pages = [docs / f"{name}.md" for name in ast.literal_eval(listed[1])]
+    of_pages = [
+        b.code for page in pages for b in blocks(page.read_text()) if b.language == "python"
+    ]
+    return [*programs("tools", "page_outputs.py"), *of_pages]
+
+
 def recipe_of(target):
     return re.search(rf"^{target}:.*\n((?:\t.*\n)*)", MAKEFILE, re.MULTILINE)[1]
 
@@ -103,6 +115,7 @@ RUN = {
         *programs("examples"),
         *programs("docs", "conf.py"),
         *programs("tools", "g*.py"),
+        *programs_of_built_pages(),
     ],
     "doctest": lambda: [examples_of_docstrings(source) for source in programs("skebm")],
     "browser": lambda: programs("tools", "browse_docs.py"),
