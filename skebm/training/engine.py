@@ -964,9 +964,7 @@ class EnergyNet(NeuralNet):
     def report(self) -> None:
         """Warn where training was rolled back, returned to earlier weights or was interrupted."""
         restarts = self.n_restarts_ - self.reported_
-        if self.note_ is not None:  # of the weights that training ended with, however it went
-            repeat([self.note_])
-        elif restarts:
+        if restarts:  # a divergence is the cause of what held-out rows say in the end
             rate = f"Set learning_rate to about {self.lr * self.lr_scale_:.2g}"
             warn(
                 f"Training diverged and was rolled back {restarts} times (first at "
@@ -974,6 +972,8 @@ class EnergyNet(NeuralNet):
                 TrainingWarning,
                 (f"{rate}{self.module_.advice(self.state_)}.", "learning_rate"),
             )
+        elif self.note_ is not None:
+            repeat([self.note_])
         if self.interrupted_ and self.on_interrupt == "return":
             warn(self._interruption(), TrainingWarning)
 
