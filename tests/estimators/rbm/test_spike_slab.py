@@ -475,7 +475,7 @@ def test_a_normal_distribution_is_left_as_it_is():
 @full
 def test_few_rows_choose_the_number_of_epochs():
     rng = np.random.default_rng(0)
-    with pytest.warns(ConvergenceWarning, match="the base is left as it is"):
+    with pytest.warns(ConvergenceWarning, match="base is left as it is"):
         # Of noise alone, with a rate at which a model of one half is bad for the other.
         model = SpikeSlabRBM(8, random_state=0).fit(rng.normal(size=(20, 4)))
     assert model.n_iter_ == 0
