@@ -15,6 +15,7 @@ import sklearn
 from numpydoc.docscrape import NumpyDocString
 
 import skebm
+from tests.support.discovery import setting_of_docs
 from tests.support.tiers import full
 from tools.page_outputs import WIDTH
 
@@ -92,8 +93,7 @@ def test_the_programs_of_the_readme_run():
 
 
 def test_the_programs_of_the_guide_run_when_it_is_built():
-    setting = re.search(r"page_outputs = (\[.*?\])", (DOCS / "conf.py").read_text(), re.S)
-    pages = ast.literal_eval(setting[1])
+    pages = setting_of_docs("page_outputs")
     questions = [f"guide/{name}" for name in QUESTIONS]
     assert {page for page in questions if blocks(DOCS / f"{page}.md")} <= {*pages}
     assert all(blocks(DOCS / f"{page}.md") for page in pages)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.project.test_contributing import blocks
+from tests.support.discovery import setting_of_docs
 from tests.support.tiers import leading
 from tools.oldest import of_extra
 
@@ -73,9 +74,7 @@ def programs_of_pages():
 
 def programs_of_built_pages():
     """The programs of the pages that run when the documentation is built, and what runs them."""
-    docs = ROOT / "docs"
-    listed = re.search(r"page_outputs = (\[.*?\])", (docs / "conf.py").read_text(), re.DOTALL)
-    pages = [docs / f"{name}.md" for name in ast.literal_eval(listed[1])]
+    pages = [ROOT / "docs" / f"{name}.md" for name in setting_of_docs("page_outputs")]
     of_pages = [
         b.code for page in pages for b in blocks(page.read_text()) if b.language == "python"
     ]
@@ -94,13 +93,8 @@ def modules_of(target):
 
 def extensions():
     """Packages of the extensions and the theme of the documentation."""
-    for node in ast.walk(ast.parse((ROOT / "docs" / "conf.py").read_text())):
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in (
-            "extensions",
-            "html_theme",
-        ):
-            value = ast.literal_eval(node.value)
-            yield from (n.split(".")[0] for n in ([value] if isinstance(value, str) else value))
+    names = [*setting_of_docs("extensions"), setting_of_docs("html_theme")]
+    return {name.split(".")[0] for name in names}
 
 
 def programs_of_tests():
@@ -145,7 +139,7 @@ def lacking(extra, packages):
 def test_an_extra_has_what_its_target_imports(extra):
     packages = {name for source in RUN[extra]() for name in imported(source)}
     if extra == "docs":
-        packages |= set(extensions())
+        packages |= extensions()
     targets = [target for target, own in TARGETS.items() if own == extra]
     assert lacking(extra, packages.union(*map(modules_of, targets))) == set()
 

@@ -57,6 +57,14 @@ def names_in(source):
             yield name, node.lineno
 
 
+def setting_of_docs(name):
+    """What the configuration of the documentation sets a name to."""
+    for node in ast.walk(ast.parse((ROOT / "docs" / "conf.py").read_text())):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            return ast.literal_eval(node.value)
+    raise KeyError(name)
+
+
 def public_names():
     """Yield every name in skebm, those of its files too, and where it stands."""
     for path in sorted(Path(skebm.__file__).parent.rglob("*.py")):
