@@ -66,7 +66,7 @@ def steps(program: str, namespace: dict[str, Any], where: str = "<page>") -> Ite
         if hasattr(value, "to_html") and not hasattr(value, "get_params"):
             table = value.to_html(border=0)
         elif value is not None:
-            text += shown(value)
+            text = "\n".join(filter(None, [text, shown(value)]))
         figures = drawn_figures()
         if text or table or figures:
             yield Step("\n".join(pending).strip("\n"), text, table, figures)

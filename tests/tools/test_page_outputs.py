@@ -29,6 +29,10 @@ def test_programs_of_a_page_share_their_names():
     assert [*steps("x", namespace)][0].text == "2"
 
 
+def test_what_is_printed_stands_above_what_is_returned():
+    assert [*steps("print('a') or 1", {})][0].text == "a\n1"
+
+
 def test_figures_stand_below_the_statement_that_draws_them():
     pytest.importorskip("matplotlib")
     with page_settings():
