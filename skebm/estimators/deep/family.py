@@ -30,6 +30,7 @@ from skebm.estimators.deep.meanfield import (
 from skebm.estimators.deep.rows import FIRST_MEAN, HiddenEntries
 from skebm.estimators.rbm.choice import BaseChoice
 from skebm.estimators.rbm.family import (
+    GIVEN,
     N_COMPLETIONS,
     SCALE_ON_TREES,
     GibbsChains,
@@ -281,7 +282,7 @@ def design_deep(
         **params, learning=rule, n_components=layers.n_between, _hidden=BinaryLayer()
     )
     name = estimator.base if isinstance(estimator.base, str) else None
-    chosen = BaseChoice(name, layers.n_between, "as given")
+    chosen = BaseChoice(name, layers.n_between, GIVEN)
     found = design(asked, table, base, chosen, rows, aim="density", streaming=streaming)
     greedy = params["pretraining"] == "layerwise" and not streaming
     family = DeepFamily(

@@ -38,6 +38,7 @@ from skebm.estimators.deep.module import sigmoid_network
 from skebm.estimators.deep.rows import HiddenEntries
 from skebm.estimators.rbm.choice import BaseChoice, ValidationFits
 from skebm.estimators.rbm.drawing import LayersDensityMixin
+from skebm.estimators.rbm.family import GIVEN
 from skebm.estimators.rbm.missing import hidden_means, log_sums
 from skebm.estimators.tables.bases import (
     COLUMN_BASES,
@@ -310,7 +311,7 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
         def plan(base: Distribution, chosen: BaseChoice, some: Rows) -> DeepRecipe:
             return design_deep(self, table, layers, base, some, seed, streaming=streaming)
 
-        chosen = BaseChoice(None, layers.n_between, "as given")
+        chosen = BaseChoice(None, layers.n_between, GIVEN)
         found = plan(base_of(None, rows), chosen, rows)
         if not found.family.rbm.by_halves:
             return found

@@ -507,8 +507,16 @@ def design(
     ours = aim == "density" and _steps_are_ours(estimator, learning, **how)
     steps = _kind_of_steps(aim, learning, table)
     line_search = learning == "exact" and not stochastic
-    sizes = (units.learning_rate(base), units.n_rows)
-    plan = _plan(estimator, learning, line_search, *sizes, rows, steps, streaming=streaming)
+    plan = _plan(
+        estimator,
+        learning,
+        rows,
+        steps,
+        line_search=line_search,
+        usual_rate=units.learning_rate(base),
+        n_units=units.n_rows,
+        streaming=streaming,
+    )
     check_units(units.n, units.n_rows, rows, plan.batch_size)
     if estimator.penalty is not None:
         estimator.penalty.check()
@@ -595,12 +603,12 @@ def _asks_for_steps(estimator: Any) -> bool:
 def _plan(
     estimator: Any,
     learning: str,
-    line_search: bool,
-    usual_rate: float,
-    n_units: int,
     rows: Rows,
     steps: str,
     *,
+    line_search: bool,
+    usual_rate: float,
+    n_units: int,
     streaming: bool,
 ) -> TrainingPlan:
     """Optimizer, learning rate, batch size and epochs, by the kind of `steps`."""

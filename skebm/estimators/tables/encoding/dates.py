@@ -42,6 +42,11 @@ class Times(NamedTuple):
     text: tuple[int, ...]
     local: dict[int, np.ndarray]
 
+    @property
+    def dates(self) -> list[int]:
+        """Numbers of the columns of dates."""
+        return [j for j, kind in self.kinds.items() if kind == DATES]
+
 
 def days_for_dates(X: Any) -> Any:
     """A table whose columns of dates and durations are numbers of days, nan where missing."""

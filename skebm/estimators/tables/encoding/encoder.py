@@ -235,8 +235,7 @@ class TableEncoder(DocLinkMixin, SourceMixin, TransformerMixin, BaseEstimator):
             for j, level in self._levels.items()
             if self._notes[j].kind == WIDE
         }
-        dates = [j for j, kind in times.kinds.items() if kind == DATES]
-        repeated = repeated_dates(codes, dates)
+        repeated = repeated_dates(codes, times.dates)
         for j, earlier in repeated.items():
             why = f"its days are nearly those of {self._names[earlier]!r}"
             self._notes[j] = self._notes[j]._replace(becomes="compared with other dates", why=why)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from skebm.estimators.tables.encoding.dates import DATES, Times
+from skebm.estimators.tables.encoding.dates import Times
 from skebm.estimators.tables.encoding.levels import UNSEEN
 
 # Fewest distinct values of a column whose scale is chosen, and fewest known rows.
@@ -213,11 +213,10 @@ def features_of_dates(
     A time of day or weekday is left out where all parts of the day or week are about as frequent,
     and where it is nearly that of another date.
     """
-    dates = [j for j, kind in times.kinds.items() if kind == DATES]
-    pairs = date_pairs(codes, dates)
+    pairs = date_pairs(codes, times.dates)
     between = {(a, b): codes[:, b] - codes[:, a] for a, b in pairs}
     found = []
-    for j in dates:
+    for j in times.dates:
         later = [value for (_, b), value in between.items() if b == j]
         for period, what in ((DAY, "hour"), (WEEK, "weekday")):
             if _has_pattern(times.local[j], period) and not any(
