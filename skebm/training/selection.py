@@ -1,10 +1,10 @@
 """What held-out rows decide: whether a model is kept, and for how long others are trained.
 
-One criterion for all families. Held-out rows, which neither the base nor the model has seen, gain
-g nats a row under the model, with a standard error s; a base that is fitted to all rows is expected
-to gain a. The model is kept if g > a + s, and is its base otherwise. The gain that is assessed is
-that of the best of many weights for the same rows, so that it is positive on average where nothing
-can be gained; `benchmarks.model_or_base` counts what other criteria do.
+One criterion for all families. Held-out rows, which neither the base nor the model has seen, gain g
+nats a row under the model, with a standard error s; a base that is fitted to all rows is expected
+to gain a. The model is kept if g > a + s / 2, and is its base otherwise. The gain that is assessed
+is that of the best of many weights for the same rows, so that it is positive on average where
+nothing can be gained; `benchmarks.model_or_base` counts what other criteria do.
 """
 
 from __future__ import annotations

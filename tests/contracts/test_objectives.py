@@ -538,7 +538,8 @@ def case(request):
 
 
 def test_every_objective_has_a_case():
-    assert without_case(Objective, CASES, "CASES in tests/contracts/test_objectives.py") == []
+    missing = without_case(Objective, CASES, "CASES in tests/contracts/test_objectives.py")
+    assert not missing, "\n".join(missing)
 
 
 # ------------------------------------------------------------------------------

@@ -23,9 +23,11 @@ import torch
 
 from skebm import samplers
 from skebm.base import Batch, Clamp, Sampler
-from skebm.energies import BernoulliRBM
+from skebm.distributions import IndependentBernoulli
+from skebm.energies import BernoulliRBM, MixedRBM
 from skebm.objectives import ContrastiveDivergence
 from skebm.partition import AIS, Exact
+from skebm.partition.given import rowwise_log_z
 from skebm.samplers import Gibbs, Persistent, _adaptation, _moves
 from skebm.training.engine import EnergyNet
 from skebm.training.rows import Rows
@@ -136,7 +138,12 @@ RECIPES = {recipe.name: recipe for recipe in recipes(PAGE)}
 
 def test_every_block_belongs_to_a_recipe():
     assert {block.language for block in blocks(PAGE)} == {"python", "diff"}
-    assert list(RECIPES) == ["RandomWalk", "TruncatedExponentialRBM", "SphericalScore"]
+    assert list(RECIPES) == [
+        "RandomWalk",
+        "TruncatedExponentialRBM",
+        "ConditionalRBM",
+        "SphericalScore",
+    ]
 
 
 def test_registries_that_a_recipe_names_are_in_the_table():
@@ -383,6 +390,25 @@ def test_it_can_be_stored(modules, energy):
     assert same(state, again)
     first, second = (flat(gradient(objective, Batch(x), one, 5)[0]) for one in (state, again))
     assert torch.equal(first, second)
+
+
+# ------------------------------------------------------------------------------
+# An energy given conditions, against enumeration
+# ------------------------------------------------------------------------------
+
+
+def test_log_z_of_each_condition_is_known(modules):
+    base = IndependentBernoulli(torch.tensor([0.3, -0.4, 0.1, 0.8], dtype=DOUBLE))
+    rbm = MixedRBM(base, H, generator=seeded(), scale=0.7, dtype=DOUBLE)
+    made = modules["ConditionalRBM"].ConditionalRBM(rbm, 2, generator=seeded(1), scale=0.7)
+    c = torch.tensor([[0.0, 0.0], [1.0, -1.0], [2.0, 0.5]], dtype=DOUBLE)
+    with torch.no_grad():
+        every = [torch.cat([row.expand(16, 2), bits(4)], 1) for row in c]
+        log_z = torch.stack([(-made(rows)).logsumexp(0) for rows in every])
+    assert len(log_z.unique()) == 3
+    found = rowwise_log_z(made.given(c), 500, 100, seeded())
+    assert ((found.value - log_z).abs() < 5 * found.std_error).all()
+    assert (found.std_error < 0.1).all()
 
 
 # ------------------------------------------------------------------------------
