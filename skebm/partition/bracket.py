@@ -238,6 +238,19 @@ class Runs(NamedTuple):
             return False  # a mode far away, or chance: more temperatures decide
         return max(one.std_error for one in both) <= tol and max(values) - min(values) <= 4 * tol
 
+    @property
+    def has_missed_modes(self) -> bool:
+        """Whether annealing from the wider base gives more than AIS, beyond the errors."""
+        if self.wide is None:
+            return False
+        error = 3 * math.hypot(self.forward.std_error, self.wide.std_error)
+        return self.wide.value - self.forward.value > max(0.5, error)
+
+    @property
+    def from_below(self) -> LogPartition:
+        """The estimate that is a lower bound on average: that of AIS, or of the wider base."""
+        return self.wide if self.wide is not None and self.has_missed_modes else self.forward
+
     def result(self) -> LogPartition:
         """The estimate with its interval."""
         forward, wide = self.forward, self.wide
@@ -245,9 +258,9 @@ class Runs(NamedTuple):
         estimates |= {f"reverse AIS from {name}": one for name, one in self.reverse.items()}
         if wide is not None:
             estimates[WIDE] = wide
-            if _is_above(wide, forward):
-                # Union bound: either of the two lower bounds may fail.
-                forward = wide._replace(lower=wide.lower - math.log(2))
+        if self.has_missed_modes:
+            # Union bound: either of the two lower bounds may fail.
+            forward = self.from_below._replace(lower=self.from_below.lower - math.log(2))
         best = _most_precise(estimates.values())
         told = [one for one in estimates.values() if _is_informative(one, best)]
         upper = max(one.value + 2 * one.std_error for one in (forward, *told))
@@ -256,14 +269,15 @@ class Runs(NamedTuple):
 
     def notices(self, n_chains: int) -> list[Notice]:
         """Warnings of estimates that disagree beyond their errors, the gravest first."""
-        forward, wide, reverse, texts = self.forward, self.wide, self.reverse, []
+        forward, reverse, texts = self.forward, self.reverse, []
         by_value = sorted(reverse, key=lambda name: reverse[name].value)
         low, high = reverse[by_value[0]], reverse[by_value[-1]]
         result = f"log Z = {_in_words(forward)} by AIS"
-        if wide is not None and _is_above(wide, forward):
+        if self.has_missed_modes:
+            wider = _in_words(self.from_below)
             texts.append(
-                f"Annealing has missed modes far from its base ({result}, {_in_words(wide)} from a "
-                "wider one, which is returned): rows and base are near a part of the model only."
+                f"Annealing has missed modes far from its base ({result}, {wider} from a wider "
+                "one, which is returned): rows and base are near a part of the model only."
             )
         error = 3 * math.hypot(forward.std_error, high.std_error)
         if high.value - forward.value > max(1.0, error):
@@ -282,9 +296,9 @@ class Runs(NamedTuple):
                 f"reverse AIS from {by_value[0]}, which are no samples of the model."
             )
         notices = [Notice(text, LikelihoodWarning, TRAIN) for text in texts]
-        best = wide if wide is not None and _is_above(wide, forward) else forward
-        if best.ess < min(MIN_ESS, n_chains / 10):
-            notices.append(uneven(best.ess, n_chains))
+        ess = self.from_below.ess
+        if ess < min(MIN_ESS, n_chains / 10):
+            notices.append(uneven(ess, n_chains))
         interval = self.result()
         if not notices and interval.upper - interval.value > WIDEST:
             text = (
@@ -313,9 +327,3 @@ def _is_informative(one: LogPartition, best: LogPartition) -> bool:
 
 def _in_words(one: LogPartition) -> str:
     return f"{one.value:.2f} +- {one.std_error:.2f}"
-
-
-def _is_above(wide: LogPartition, forward: LogPartition) -> bool:
-    """Whether annealing from the wider base gives more than the usual base, beyond the errors."""
-    error = 3 * math.hypot(forward.std_error, wide.std_error)
-    return wide.value - forward.value > max(0.5, error)

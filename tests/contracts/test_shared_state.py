@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import sklearn
 import torch
+import torch.fx.experimental.symbolic_shapes  # sympy, which torch imports late, adds a filter
 from numpy.testing import assert_array_equal
 from sklearn.base import clone
 from skorch.callbacks import Callback

@@ -11,7 +11,7 @@ import scipy.sparse as sp
 from skebm._validation import column_of, distinct_numbers_of, is_frame, n_rows, take_rows
 from skebm.estimators.tables.columns import as_table, column_names, is_present, present_values
 from skebm.estimators.tables.encoding import days_for_dates
-from skebm.estimators.tables.encoding.dates import DATES, read_times
+from skebm.estimators.tables.encoding.dates import DATES, days_of_column, read_times
 from skebm.training.mapped import is_large
 
 # A numeric column with more distinct values than this is integrated over, not enumerated.
@@ -35,8 +35,9 @@ class Column(NamedTuple):
 
     def numbers_of(self, X: Any, j: int) -> np.ndarray:
         """Column `j` of a table as numbers; of dates and durations as days."""
-        found = column_of(read_times(X)[0] if self.times else X, j)
-        return np.asarray(found, dtype=float)
+        column = column_of(X, j)
+        values = days_of_column(column, self.name) if self.times else None
+        return np.asarray(column if values is None else values, dtype=float)
 
     def in_own_units(self, values: np.ndarray) -> np.ndarray:
         """Values as they are in the column: dates and durations, if it holds these."""

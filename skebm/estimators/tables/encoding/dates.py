@@ -53,6 +53,14 @@ def days_for_dates(X: Any) -> Any:
     return read_times(X)[0]
 
 
+def days_of_column(column: Any, name: str) -> np.ndarray | None:
+    """A column of dates or durations as numbers of days, nan where missing; None for others."""
+    if isinstance(column, np.ndarray) and column.dtype.kind in "Mm":
+        return days(column)
+    read = _times_of(column, name, None)
+    return None if read is None else days(read[0])
+
+
 def read_times(X: Any, text: Iterable[int] | None = None) -> tuple[Any, Times]:
     """A table whose dates and durations are numbers of days since 1970 in UTC, and which they are.
 

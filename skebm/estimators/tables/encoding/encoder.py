@@ -37,6 +37,7 @@ from skebm.estimators.tables.encoding.notes import (
 from skebm.estimators.tables.encoding.numbers import (
     Deviation,
     Feature,
+    date_pairs,
     deviations_from_levels,
     features_of_dates,
     is_row_number,
@@ -228,14 +229,15 @@ class TableEncoder(DocLinkMixin, SourceMixin, TransformerMixin, BaseEstimator):
             for f in self._features
             if isinstance(f, Feature) and times.kinds.get(f.columns[0]) != DATES
         ]
-        of_dates = features_of_dates(self._names, codes, times, self._scale_of)
+        pairs = date_pairs(codes, times.dates)
+        of_dates = features_of_dates(self._names, codes, times, pairs, self._scale_of)
         own += [f for f in of_dates if f.kind == "difference"]
         wide = {
             j: len(level.codes) - 1
             for j, level in self._levels.items()
             if self._notes[j].kind == WIDE
         }
-        repeated = repeated_dates(codes, times.dates)
+        repeated = repeated_dates(codes, pairs)
         for j, earlier in repeated.items():
             why = f"its days are nearly those of {self._names[earlier]!r}"
             self._notes[j] = self._notes[j]._replace(becomes="compared with other dates", why=why)

@@ -206,14 +206,17 @@ def deviations_from_levels(
 
 
 def features_of_dates(
-    names: list[str], codes: np.ndarray, times: Times, scale_of: Callable[[np.ndarray], float]
+    names: list[str],
+    codes: np.ndarray,
+    times: Times,
+    pairs: list[tuple[int, int]],
+    scale_of: Callable[[np.ndarray], float],
 ) -> list[Feature]:
     """What dates say beside their day: the time of day, the weekday, and time from one to another.
 
     A time of day or weekday is left out where all parts of the day or week are about as frequent,
     and where it is nearly that of another date.
     """
-    pairs = date_pairs(codes, times.dates)
     between = {(a, b): codes[:, b] - codes[:, a] for a, b in pairs}
     found = []
     for j in times.dates:
@@ -236,13 +239,13 @@ def features_of_dates(
     return found
 
 
-def repeated_dates(codes: np.ndarray, dates: list[int]) -> dict[int, int]:
+def repeated_dates(codes: np.ndarray, pairs: list[tuple[int, int]]) -> dict[int, int]:
     """Columns of dates whose days are nearly those of an earlier one, each with that one.
 
     Together with the time between them they would say the same twice, and count twice in distances.
     """
     found: dict[int, int] = {}
-    for start, end in date_pairs(codes, dates):
+    for start, end in pairs:
         between = codes[:, end] - codes[:, start]
         known = codes[~np.isnan(between), start]
         if start in found or not len(known):
