@@ -221,7 +221,7 @@ class SequenceOutlierDetector(
         """
         self._check_uses_next(self._model())
         if self._keeps_time:
-            check_one_series(X, lengths)
+            check_one_series(X, lengths, self._model().steps[0][1].sequence_column)
         else:
             _check_takes_lengths(self._model())
             if lengths is None and sequence_column_of(self) is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,11 @@ from skebm._validation import (
     check_is_fitted,
     is_frame,
     mask_as_missing,
-    no_column,
     take_rows,
 )
 from skebm.estimators.base import BaseEBM
+from skebm.estimators.sequences.series.panels import names_of_sequences, without_column
 from skebm.estimators.sequences.series.stamps import Grid, Stamps, is_series, without_stamps
-from skebm.estimators.tables.columns import is_present
 from skebm.estimators.tables.table import Layout
 from skebm.training.rows import Rows
 from skebm.training.segments import Segments
@@ -116,40 +114,19 @@ def _stack_sequences(X: Sequence[Any]) -> tuple[Any, np.ndarray]:
 
 def _split_by(X: Any, column: Any) -> tuple[Any, np.ndarray]:
     """X without a column, and the lengths of the runs of its values."""
-    values = _values_of(X, column)
-    if is_frame(X):
-        rest = X.drop(columns=[column]) if hasattr(X, "iloc") else X.drop(column)
-    else:
-        rest = np.delete(np.asarray(mask_as_missing(X)), column, axis=1)
+    values = _numbers_of_sequences(X, column)
+    rest = without_column(X, column)
     if not len(values):
         return rest, np.zeros(0, dtype=int)
     ends = np.flatnonzero(np.append(values[1:] != values[:-1], True))
     return rest, np.diff(ends, prepend=-1)
 
 
-def _values_of(X: Any, column: Any) -> np.ndarray:
+def _numbers_of_sequences(X: Any, column: Any) -> np.ndarray:
     """Number of the sequence of each frame, in the order in which they begin, (n_frames,)."""
-    if is_frame(X):
-        if column not in X.columns:
-            raise no_column("sequence_column", column, X.columns)
-        values = X[column].to_list()
-    else:
-        X = np.asarray(mask_as_missing(X))
-        d = X.shape[1] if X.ndim == 2 else 0
-        whole = isinstance(column, Integral) and not isinstance(column, bool)
-        if not whole or not -d <= column < d:
-            raise ValueError(
-                f"sequence_column={column!r} must be the number of one of the {d} columns of an "
-                "array, or a name of a column of a frame."
-            )
-        values = X[:, column].tolist()
-    if not all(is_present(value) for value in values):
-        raise ValueError(
-            f"sequence_column={column!r} has missing entries: drop these frames, or fill in to "
-            "which sequence they belong."
-        )
     place: dict[Any, int] = {}
-    return np.array([place.setdefault(value, len(place)) for value in values], dtype=int)
+    names = names_of_sequences(X, column)
+    return np.array([place.setdefault(name, len(place)) for name in names], dtype=int)
 
 
 def in_sequences(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -207,7 +184,7 @@ def arrange(X: Any, lengths: Any, column: Any) -> tuple[Any, Any, np.ndarray | N
         checked = join_sequences(X, lengths, None)[1]
         sequence = first_frames(len(X), checked)
     elif lengths is None:
-        sequence = _values_of(X, column)
+        sequence = _numbers_of_sequences(X, column)
     else:
         return X, lengths, None  # join_sequences refuses both
     time = np.arange(len(X)) if stamps is None else stamps.instant
@@ -219,8 +196,13 @@ def arrange(X: Any, lengths: Any, column: Any) -> tuple[Any, Any, np.ndarray | N
     return X, lengths, None if same else order
 
 
-def check_one_series(X: Any, lengths: Any) -> None:
+def check_one_series(X: Any, lengths: Any, sequence_column: Any) -> None:
     """Raise `ValueError` for other than one series whose rows are in the order of time."""
+    if sequence_column is not None:
+        raise ValueError(
+            f"Windows(sequence_column={sequence_column!r}) makes rows of several series, and "
+            "blocks are held out of one: fit a detector to each series."
+        )
     if lengths is not None or (isinstance(X, list | tuple) and any(np.ndim(one) for one in X)):
         raise ValueError(
             "Windows make rows of one series: leave out lengths and lists, or use a model of "

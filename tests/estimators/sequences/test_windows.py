@@ -176,6 +176,72 @@ def test_several_columns_and_zones():
 
 
 # ------------------------------------------------------------------------------
+# Panels
+# ------------------------------------------------------------------------------
+
+
+def panel(**kwargs):
+    """Two series below each other, the second with another level, unit and time."""
+    other = 1000 + 50 * load(300, seed=1)
+    other.index = pd.date_range("2024-01-09 05:00", periods=300, freq="h")
+    table = pd.concat({"a": load(), "b": other}, names=["sensor", "time"]).reset_index()
+    return table.assign(**kwargs)
+
+
+@pytest.mark.parametrize("features", ["residuals", "values"])
+def test_rows_of_a_panel_are_those_of_its_series(features):
+    """In any order of the rows, in arrays and in frames of polars."""
+    X, z = panel(), []
+    model = Windows(24, features=features, sequence_column="sensor").fit(X)
+    together = model.transform(X)
+    for _, rows in X.groupby("sensor"):
+        series = rows.set_index("time")["load"]
+        z.append(Windows(24, features=features).fit(series).transform(series))
+    np.testing.assert_array_equal(together, np.concatenate(z))
+    mixed = X.sample(frac=1, random_state=0)
+    np.testing.assert_array_equal(model.transform(mixed), together[mixed.index])
+    pl = pytest.importorskip("polars")
+    again = clone(model).fit(pl.DataFrame(X.to_dict("list")))
+    np.testing.assert_array_equal(again.transform(pl.DataFrame(X.to_dict("list"))), together)
+    numbers = np.column_stack([X["sensor"] == "b", X["load"]]).astype(float)
+    plain = Windows(24, features=features, calendar=False, sequence_column=0).fit(numbers)
+    timed = clone(model).set_params(calendar=False).fit(X)
+    np.testing.assert_array_equal(plain.transform(numbers), timed.transform(X))
+
+
+def test_a_fault_is_found_in_a_panel():
+    X = panel()
+    model = make_pipeline(Windows(sequence_column="sensor"), TractableDensity("gaussian")).fit(X)
+    assert model[0].lags_ == 24
+    wrong = X.copy()
+    wrong.loc[600, "load"] += 150  # of series b, whose unit is 50
+    assert model.score_samples(wrong).argmin() == 600
+    only = X[X["sensor"] == "b"]
+    np.testing.assert_array_equal(model.score_samples(only), model.score_samples(X)[N:])
+    with pytest.raises(ValueError, match="rows of several series, .* a detector to each"):
+        SequenceOutlierDetector(model, random_state=0).fit(X)
+
+
+BAD_PANELS = {
+    "unknown": (lambda X: X.assign(sensor="c"), "'c' did not occur in fit.*of fit: 'a'; 'b'"),
+    "short": (lambda X: X[:410], "Series 'b': n_samples=10: no value"),
+    "no name": (lambda X: X.drop(columns="sensor"), "'sensor', which is no column of X: use one"),
+    "a missing name": (lambda X: X.assign(sensor=X["sensor"].where(X.index != 3)), "has missing"),
+    "lists": (lambda X: X.assign(sensor=[[1]] * len(X)), "holds lists"),
+    "one series": (lambda X: X["load"], "A Series is one series: leave out"),
+    "levels": (lambda X: X.set_index(["sensor", "time"]), "level of the index: pass X.reset"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_PANELS)
+def test_bad_panels(fault):
+    change, match = BAD_PANELS[fault]
+    model = Windows(24, sequence_column="sensor").fit(panel())
+    with pytest.raises(ValueError, match=match):
+        model.transform(change(panel()))
+
+
+# ------------------------------------------------------------------------------
 # Detectors
 # ------------------------------------------------------------------------------
 
@@ -273,7 +339,8 @@ def frame(x):
 
 
 BAD = {
-    "text": (lambda x: frame(x).assign(kind="a"), "'kind' holds text.*get_dummies"),
+    "text": (lambda x: frame(x).assign(kind="a"), "'kind' holds text.*sequence_column='kind'"),
+    "levels": (lambda x: frame(x).assign(k=1).set_index(["k", "time"]), "'k', 'time'.*reset_index"),
     "times as text": (lambda x: frame(x).assign(time=x.index.astype(str)), "'time'.*to_datetime"),
     "two times": (lambda x: frame(x).assign(end=x.index), "'time', 'end' hold dates. Drop"),
     "nothing else": (lambda x: frame(x)[["time"]], "no column beside its time stamps: pass"),

@@ -82,7 +82,19 @@ def _index_of(X: Any) -> Any:
     """The index of a frame of pandas where it holds times."""
     index = getattr(X, "index", None)
     kind = type(index).__name__
+    if kind == "MultiIndex" and index is not None:
+        _refuse_times_among_levels(index)
     return index if kind in ("DatetimeIndex", "PeriodIndex", "TimedeltaIndex") else None
+
+
+def _refuse_times_among_levels(index: Any) -> None:
+    """Raise `ValueError` for an index of several levels, one of which holds times."""
+    if any(_index_of(level.to_frame()) is not None for level in index.levels):
+        names = ", ".join(repr(name) for name in index.names)
+        raise ValueError(
+            f"The index of X has several levels, {names}, one of which holds times: pass "
+            "X.reset_index(), and the column that names the series as sequence_column."
+        )
 
 
 def _stamps_of(column: Any, place: str) -> Stamps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -20,10 +21,12 @@ from skebm._validation import (
     kind_of,
     validate_data,
 )
+from skebm.base.processes.searches import first_of
 from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import atomic
 from skebm.estimators.sequences.series.forecast import Forecast, calendar_parts
-from skebm.estimators.sequences.series.stamps import Grid, Stamps, is_series, shown, without_stamps
+from skebm.estimators.sequences.series.panels import Panel
+from skebm.estimators.sequences.series.stamps import Grid, Stamps, is_series, shown
 from skebm.estimators.tables.columns import column_names
 from skebm.estimators.tables.units import extreme_factors
 
@@ -57,13 +60,16 @@ class Windows(DocLinkMixin, TransformerMixin, BaseEstimator):
         Number of values before each value that its row is made of, L; best a season.  ``"auto"``:
         the values of a day, if steps are ten minutes apart or more and less than a day,
         of a week for days, of a year for months; else the period of up to 100 steps with the
-        greatest autocorrelation, or 24; at most a fifth of the series.
+        greatest autocorrelation, or 24; at most a fifth of the (shortest) series.
     features : {"residuals", "values"}, default="residuals"
         ``"residuals"``: residuals of forecasts, in standard deviations. ``"values"``: the value,
         its lags, and with `calendar` sine and cosine of the time of day, the day of the week and
         the time of the year.
     calendar : bool, default=True
         Whether hours, days of the week and months are used, if there are time stamps.
+    sequence_column : str, int or None, default=None
+        Column of a panel that says of which series a row is. Windows do not cross from one series
+        to another, and each has a forecast of its own.
 
     Attributes
     ----------
@@ -94,6 +100,11 @@ class Windows(DocLinkMixin, TransformerMixin, BaseEstimator):
     of a series therefore depend on what follows, and later ones on the past alone. To score new
     values, pass them with at least `lags` values before.
 
+    **Panels** are several series below each other, with a column that names them, or the number of
+    that column in an array. All have the same steps, and each may have its own times. The rows of a
+    series are those that it has alone. Series that did not occur in `fit` have no forecast, and
+    are an error, unless rows are windows of values.
+
     Rows of neighbours overlap. Thresholds from held-out rows that are drawn at random
     (``method="conformal"`` of :class:`EnergyOutlierDetector`) have no guarantee for them:
     :class:`SequenceOutlierDetector` holds out blocks.
@@ -118,12 +129,14 @@ class Windows(DocLinkMixin, TransformerMixin, BaseEstimator):
         "lags": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
         "features": [StrOptions({"residuals", "values"})],
         "calendar": ["boolean"],
+        "sequence_column": [str, Integral, None],
     }
 
-    def __init__(self, lags="auto", *, features="residuals", calendar=True):
+    def __init__(self, lags="auto", *, features="residuals", calendar=True, sequence_column=None):
         self.lags = lags
         self.features = features
         self.calendar = calendar
+        self.sequence_column = sequence_column
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -146,39 +159,51 @@ class Windows(DocLinkMixin, TransformerMixin, BaseEstimator):
         -------
         self : Windows
         """
-        table, stamps = without_stamps(X)
-        values = self._numbers(table, reset=True)
-        self._names = column_names(table if is_frame(table) else values)
-        order = _order_of(stamps, len(values))
-        self._grid = None
-        if stamps is not None:
-            same = np.zeros(len(values), dtype=int)
-            self._grid = Grid.learn(stamps.take(order), same)
-        self._has_calendar = bool(self.calendar) and stamps is not None and stamps.has_dates
+        panel = Panel.read(X, self.sequence_column)
+        values = self._numbers(panel.table, reset=True)
+        self._names = column_names(panel.table if is_frame(panel.table) else values)
+        self._grid = panel.grid()
+        has_dates = panel.stamps is not None and panel.stamps.has_dates
+        self._has_calendar = bool(self.calendar) and has_dates
         self.step_ = None if self._grid is None else str(self._grid)
         factor = extreme_factors(*column_ranges(values))
         self._factor = np.ones(values.shape[1]) if factor is None else factor
-        series = Series.of(values[order] * self._factor, self._grid, _taken(stamps, order))
-        self.lags_ = self._number_of_lags(series)
-        ready = series.has_past(self.lags_)
-        if not ready.any():
-            raise _too_short(len(values), self.lags_)
-        self._forecast = None
+        series = self._series_of(panel, values)
+        self.lags_ = self._number_of_lags(series.values())
+        for name, one in series.items():
+            if not one.has_past(self.lags_).any():
+                raise _too_short(name, len(one.places), self.lags_)
+        self._sequences = list(series)
+        self._forecasts = None
         if self.features == "residuals":
-            rows = np.flatnonzero(ready & series.known[series.places].all(1))
-            if not len(rows):
-                raise _too_short(len(values), self.lags_)
-            stamps = _taken(series.stamps, rows) if self._has_calendar else None
-            self._forecast = Forecast.fit(
-                series.x, series.places[rows], self.lags_, self._grid, stamps
-            )
+            self._forecasts = [self._forecast_of(name, one) for name, one in series.items()]
         return self
 
-    def _number_of_lags(self, series: Series) -> int:
+    def _series_of(self, panel: Panel, values: np.ndarray) -> dict[Any, Series]:
+        """The series of a panel by their names, in units in which squares are finite."""
+        return {
+            name: Series.of(
+                name, values[rows] * self._factor, self._grid, _taken(panel.stamps, rows)
+            )
+            for name, rows in panel.rows.items()
+        }
+
+    def _number_of_lags(self, series: Collection[Series]) -> int:
         if self.lags != "auto":
             return int(self.lags)
-        found = _season_of_calendar(self._grid) or _season_of(series.x) or USUAL_LAGS
-        return max(1, min(found, MOST_LAGS, len(series.places) // LEAST_PERIODS))
+        longest = max(series, key=lambda one: len(one.x))
+        season = _season_of_calendar(self._grid) or _season_of(longest.x) or USUAL_LAGS
+        shortest = min(len(one.places) for one in series)
+        return max(1, min(season, MOST_LAGS, shortest // LEAST_PERIODS))
+
+    def _forecast_of(self, name: Any, series: Series) -> Forecast:
+        """The forecast of a series, fitted to its known values that have a past."""
+        is_known = series.known[series.places].all(1)
+        rows = np.flatnonzero(series.has_past(self.lags_) & is_known)
+        if not len(rows):
+            raise _too_short(name, len(series.places), self.lags_)
+        stamps = _taken(series.stamps, rows) if self._has_calendar else None
+        return Forecast.fit(series.x, series.places[rows], self.lags_, self._grid, stamps)
 
     def _numbers(self, table: Any, *, reset: bool) -> np.ndarray:
         """Validated numbers, nan where missing."""
@@ -208,9 +233,9 @@ class Windows(DocLinkMixin, TransformerMixin, BaseEstimator):
         check_is_fitted(self)
         names = getattr(self, "feature_names_in_", None)
         only = None if names is None or len(names) > 1 else names[0]
-        table, stamps = without_stamps(X, only)
-        values = self._numbers(table, reset=False)
-        if (stamps is None) != (self._grid is None):
+        panel = Panel.read(X, self.sequence_column, only)
+        values = self._numbers(panel.table, reset=False)
+        if (panel.stamps is None) != (self._grid is None):
             said = "has no time stamps, and that of fit had them"
             if self._grid is None:
                 said = "has time stamps, and that of fit had none"
@@ -218,24 +243,40 @@ class Windows(DocLinkMixin, TransformerMixin, BaseEstimator):
                 f"X {said}: pass series of one kind, with times in the index or in a column of "
                 "dates, or without."
             )
-        order = _order_of(stamps, len(values))
-        series = Series.of(values[order] * self._factor, self._grid, _taken(stamps, order))
-        source = _sources(series, self.lags_)
-        made = self._residual_means(series) if self._forecast else self._lagged(series)
-        result = np.empty((len(values), made.shape[1]))
-        result[order] = made[source]
+        forecasts = self._forecasts_of(panel.rows)
+        result = np.empty((len(values), len(self.get_feature_names_out())))
+        for name, series in self._series_of(panel, values).items():
+            source = _sources(name, series, self.lags_)
+            if name in forecasts:
+                made = self._residual_means(series, forecasts[name])
+            else:
+                made = self._lagged(series)
+            result[panel.rows[name]] = made[source]
         return as_series_output(self, X, result) if is_series(X) else result
 
-    def _residual_means(self, series: Series) -> np.ndarray:
+    def _forecasts_of(self, names: Collection[Any]) -> dict[Any, Forecast]:
+        """The forecasts of series, if there are any; `ValueError` for one that has none."""
+        if self._forecasts is None:
+            return {}
+        known = dict(zip(self._sequences, self._forecasts, strict=True))
+        unknown = next((name for name in names if name not in known), None)
+        if unknown is not None:
+            raise ValueError(
+                f"Series {unknown!r} did not occur in fit, so that it has no forecast: fit with "
+                'it, or with features="values". Series of fit: '
+                f"{first_of([repr(name) for name in known])}."
+            )
+        return known
+
+    def _residual_means(self, series: Series, forecast: Forecast) -> np.ndarray:
         """Residuals and their means over several spans, (n, n_columns)."""
-        assert self._forecast is not None
         ready = series.has_past(self.lags_)
         rows = np.flatnonzero(ready)
         stamps = _taken(series.stamps, rows) if self._has_calendar else None
         places = series.places[rows]
         residual = np.zeros_like(series.x)
         count = np.zeros_like(series.x)
-        residual[places] = self._forecast.residuals(series.x, places, self._grid, stamps)
+        residual[places] = forecast.residuals(series.x, places, self._grid, stamps)
         count[places] = series.known[places]
         residual *= count  # a missing value is the expected one
         total, number = (np.cumsum(np.pad(one, ((1, 0), (0, 0))), 0) for one in (residual, count))
@@ -258,7 +299,7 @@ class Windows(DocLinkMixin, TransformerMixin, BaseEstimator):
         return np.column_stack([made, *(f(angle) for angle in angles for f in (np.sin, np.cos))])
 
     def __sklearn_is_fitted__(self) -> bool:
-        return "_forecast" in self.__dict__
+        return "_forecasts" in self.__dict__
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """Names of the columns of :meth:`transform`.
@@ -273,7 +314,7 @@ class Windows(DocLinkMixin, TransformerMixin, BaseEstimator):
         ndarray of str of shape (n_columns,)
         """
         check_is_fitted(self)
-        if self._forecast is not None:
+        if self._forecasts is not None:
             ends = ["" if span == 1 else f"_mean_{span}" for span in spans(self.lags_)]
             return np.array(
                 [f"{name}_residual{end}" for end in ends for name in self._names], object
@@ -307,8 +348,8 @@ class Series(NamedTuple):
     stamps: Stamps | None
 
     @classmethod
-    def of(cls, values: np.ndarray, grid: Grid | None, stamps: Stamps | None) -> Series:
-        """The series of values (n, d) in the order of time."""
+    def of(cls, name: Any, values: np.ndarray, grid: Grid | None, stamps: Stamps | None) -> Series:
+        """The series of values (n, d) in the order of time; its name is that of errors."""
         places = np.arange(len(values))
         if grid is not None and stamps is not None:
             places = grid.places(stamps, np.zeros(len(values), dtype=int))
@@ -316,9 +357,9 @@ class Series(NamedTuple):
         if stamps is not None and m > MOST_EMPTY * (len(values) + USUAL_LAGS):
             gap = int(np.diff(places).argmax())
             raise ValueError(
-                f"There are values at {len(values)} of {m} steps of {grid} only; the longest gap "
-                f"is after {shown(stamps.local[gap])}. Pass what is before or after it alone, or "
-                "resample the series to longer steps."
+                f"{_of(name)}There are values at {len(values)} of {m} steps of {grid} only; the "
+                f"longest gap is after {shown(stamps.local[gap])}. Pass what is before or after it "
+                "alone, or resample the series to longer steps."
             )
         x = np.full((m, values.shape[1]), np.nan)
         x[places] = values
@@ -352,7 +393,8 @@ def _check_columns(table: Any) -> None:
             raise ValueError(
                 f"Column {str(name)!r} holds {what}, and Windows takes numbers. Turn text that "
                 "holds times into dates (pandas.to_datetime), encode categories as columns of 0 "
-                "and 1 (pandas.get_dummies), or drop it."
+                "and 1 (pandas.get_dummies), drop it, or, if it names the series of each row, "
+                f"pass sequence_column={str(name)!r}."
             )
 
 
@@ -361,11 +403,11 @@ def spans(lags: int) -> list[int]:
     return sorted({1, min(3, lags), max(1, round(lags / 4)), max(1, round(lags / 2)), lags})
 
 
-def _sources(series: Series, lags: int) -> np.ndarray:
+def _sources(name: Any, series: Series, lags: int) -> np.ndarray:
     """Number of the row that stands for each, (n,): itself if it has a past."""
     ready = np.flatnonzero(series.has_past(lags))
     if not len(ready):
-        raise _too_short(len(series.places), lags)
+        raise _too_short(name, len(series.places), lags)
     source = np.arange(len(series.places))
     without = np.setdiff1d(source, ready)
     later = np.searchsorted(series.places[ready], series.places[without] + lags)
@@ -373,17 +415,16 @@ def _sources(series: Series, lags: int) -> np.ndarray:
     return source
 
 
-def _too_short(n: int, lags: int) -> ValueError:
+def _of(name: Any) -> str:
+    return "" if name is None else f"Series {name!r}: "
+
+
+def _too_short(name: Any, n: int, lags: int) -> ValueError:
     return ValueError(
-        f"n_samples={n}: no value has lags={lags} values before it of which half are known. Pass "
-        "more than that many values, those before the ones of interest included, or fit with fewer "
-        "lags."
+        f"{_of(name)}n_samples={n}: no value has lags={lags} values before it of which half are "
+        "known. Pass more than that many values, those before the ones of interest included, or "
+        "fit with fewer lags."
     )
-
-
-def _order_of(stamps: Stamps | None, n: int) -> np.ndarray:
-    """Numbers of the rows in the order of time, (n,)."""
-    return np.arange(n) if stamps is None else np.argsort(stamps.instant, kind="stable")
 
 
 def _taken(stamps: Stamps | None, rows: np.ndarray) -> Stamps | None:
