@@ -100,6 +100,7 @@ sphinx_gallery_conf = {
     ],
     "within_subsection_order": "FileNameSortKey",
     "image_scrapers": ("tools.gallery.whole_figures",),
+    "reset_modules": ("matplotlib", "tools.gallery.use_style"),
     "backreferences_dir": "gallery/backreferences",
     "doc_module": ("skebm",),
     "remove_config_comments": True,

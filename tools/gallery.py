@@ -1,8 +1,19 @@
-"""Figures of the examples are whole when their block of code ends."""
+"""Figures of the examples have one style, and are whole when their block of code ends."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+# Colours, sizes and axes of the figures of the gallery, of pages and of docs/images.
+STYLE = Path(__file__).parents[1] / "examples" / "skebm.mplstyle"
+
+
+def use_style(gallery_conf: dict[str, Any], file: str) -> None:
+    """Give the figures that follow the style of the gallery, as sphinx-gallery resets modules."""
+    import matplotlib.style
+
+    matplotlib.style.use(STYLE)
 
 
 def empty_panels(figure: Any) -> list[str]:

@@ -25,6 +25,8 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
 
+from tools.gallery import STYLE
+
 # Characters of a line of code and of output: more are cut off beside the table of contents.
 WIDTH = 76
 MOST_LINES = 24
@@ -125,8 +127,8 @@ def drawn_figures() -> list[bytes]:
 
 @contextlib.contextmanager
 def page_settings() -> Iterator[None]:
-    """Numbers of few digits, warnings as errors, and a folder of its own for what is written."""
-    import matplotlib
+    """Numbers of few digits, figures of the gallery's style, warnings as errors, a folder."""
+    import matplotlib.style
     import numpy as np
     import pandas as pd
 
@@ -139,6 +141,7 @@ def page_settings() -> Iterator[None]:
         ),
         pd.option_context("display.width", WIDTH, "display.precision", 3, "display.max_rows", 12),
         pd.option_context("display.max_columns", 20, "display.max_colwidth", None),
+        matplotlib.style.context(STYLE),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("error")

@@ -2,12 +2,14 @@
 Conformal anomaly detection with reasons: breast tumours
 ========================================================
 
-A density of normal rows ranks new ones, conformal p-values bound the rate of false alarms, and
-conditional imputation explains which columns make a row anomalous.
+A density of normal rows ranks new ones, conformal p-values bound the rate
+of false alarms, and conditional imputation explains which columns make a
+row anomalous.
 
-Data: 569 breast tumours, each described by 30 measurements of the cell nuclei in an image (Wolberg,
-Street and Mangasarian 1995, bundled with scikit-learn). Benign tumours are the normal rows.
-Malignant ones serve only to evaluate the detector; nothing is fitted to or tuned on them.
+Data: 569 breast tumours, each described by 30 measurements of the cell
+nuclei in an image (Wolberg, Street and Mangasarian 1995, bundled with
+scikit-learn). Benign tumours are the normal rows. Malignant ones serve only
+to evaluate the detector; nothing is fitted to or tuned on them.
 """
 
 # %%
@@ -22,14 +24,17 @@ X, y = load_breast_cancer(return_X_y=True, as_frame=True)
 normal, later = train_test_split(X[y == 1], train_size=250, random_state=0)
 batch = pd.concat([later, X[y == 0].sample(40, random_state=0)])
 malignant = y[batch.index] == 0
-print(f"{len(normal)} normal rows; a batch of {len(batch)}, {malignant.sum()} of them malignant")
+print(
+    f"{len(normal)} normal rows; a batch of {len(batch)}, {malignant.sum()} of them malignant"
+)
 
 # %%
 # Conformal and quantile thresholds
 # ---------------------------------
-# The detector takes any density, here a Gaussian with full covariance. Half of the rows are held
-# out to set the threshold: new benign rows are flagged at a rate of at most 5 %, whether or not the
-# rows are Gaussian. ``method="quantile"``, the threshold of scikit-learn's own detectors,
+# The detector takes any density, here a Gaussian with full covariance. Half
+# of the rows are held out to set the threshold: new benign rows are flagged
+# at a rate of at most 5 %, whether or not the rows are Gaussian.
+# ``method="quantile"``, the threshold of scikit-learn's own detectors,
 # guarantees nothing for new rows; a flexible density shows why.
 
 from sklearn.mixture import GaussianMixture
@@ -40,8 +45,12 @@ from sklearn.preprocessing import StandardScaler
 from skebm import EnergyOutlierDetector
 
 densities = {
-    "Gaussian": make_pipeline(StandardScaler(), GaussianMixture(reg_covar=1e-3, random_state=0)),
-    "kernels": make_pipeline(StandardScaler(), KernelDensity(bandwidth=1.0)),
+    "Gaussian": make_pipeline(
+        StandardScaler(), GaussianMixture(reg_covar=1e-3, random_state=0)
+    ),
+    "kernels": make_pipeline(
+        StandardScaler(), KernelDensity(bandwidth=1.0)
+    ),
 }
 print("fraction flagged             benign  malignant")
 for name, density in densities.items():
@@ -58,12 +67,15 @@ for name, density in densities.items():
 # %%
 # Selection at a false discovery rate
 # -----------------------------------
-# The p-value of a row is the fraction of held-out normal rows that are at least as anomalous. From
-# a batch, rows with small p-values are selected so that at most a tenth of those selected are
-# expected to be normal.
+# The p-value of a row is the fraction of held-out normal rows that are at
+# least as anomalous. From a batch, rows with small p-values are selected so
+# that at most a tenth of those selected are expected to be normal.
 
 detector = EnergyOutlierDetector(
-    densities["Gaussian"], method="conformal", contamination=0.05, random_state=0
+    densities["Gaussian"],
+    method="conformal",
+    contamination=0.05,
+    random_state=0,
 ).fit(normal)
 selected = detector.select(batch, fdr=0.1)
 print(
@@ -76,9 +88,10 @@ print(
 # %%
 # Explanations by conditional imputation
 # --------------------------------------
-# The contribution of a column is the expected rise of the log density, in nats, when the column is
-# drawn anew given the other 29. The table also contains the value in the row and the value expected
-# given the other columns, in the units of the frame. A value can be anomalous without being
+# The contribution of a column is the expected rise of the log density, in
+# nats, when the column is drawn anew given the other 29. The table also
+# contains the value in the row and the value expected given the other
+# columns, in the units of the frame. A value can be anomalous without being
 # extreme: it is enough that it contradicts the others.
 
 flagged = batch[selected].iloc[[0, 5, 10]]
@@ -89,12 +102,17 @@ print(explained.round(3).to_string(index=False))
 # %%
 # Displays
 # --------
-# The panels show the energies of benign and malignant rows with the threshold, the calibration of
-# the p-values of new benign rows, and explanations of two of the flagged rows.
+# The panels show the energies of benign and malignant rows with the
+# threshold, the calibration of the p-values of new benign rows, and
+# explanations of two of the flagged rows.
 
 import matplotlib.pyplot as plt
 
-from skebm.inspection import EnergyHistogramDisplay, ExplanationDisplay, PValueDisplay
+from skebm.inspection import (
+    EnergyHistogramDisplay,
+    ExplanationDisplay,
+    PValueDisplay,
+)
 
 figure, axes = plt.subplots(2, 2, figsize=(11, 8), layout="constrained")
 names = ("benign", "malignant")
@@ -102,5 +120,7 @@ EnergyHistogramDisplay.from_estimator(
     detector, batch[~malignant], batch[malignant], names=names
 ).plot(axes[0, 0])
 PValueDisplay.from_estimator(detector, later).plot(axes[0, 1])
-ExplanationDisplay.from_estimator(detector, flagged[1:3], n_features=6).plot(axes[1])
+ExplanationDisplay.from_estimator(
+    detector, flagged[1:3], n_features=6
+).plot(axes[1])
 plt.show()

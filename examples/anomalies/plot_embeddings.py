@@ -2,11 +2,12 @@
 Anomalous texts by their embeddings: docstrings
 ===============================================
 
-An embedding turns a text or an image into a row of numbers, so that a detector for tables can find
-the texts that do not belong. Here the texts are docstrings, which need no download: those of
-scikit-learn are normal, those of NumPy and of ``scipy.stats`` are anomalies. The embedding is
-latent semantic analysis: the leading singular vectors of weighted word counts. Features of a
-trained network can be used in the same way (see below).
+An embedding turns a text or an image into a row of numbers, so that a
+detector for tables can find the texts that do not belong. Here the texts
+are docstrings, which need no download: those of scikit-learn are normal,
+those of NumPy and of ``scipy.stats`` are anomalies. The embedding is latent
+semantic analysis: the leading singular vectors of weighted word counts.
+Features of a trained network can be used in the same way (see below).
 """
 
 # %%
@@ -22,17 +23,25 @@ from sklearn.utils.discovery import all_estimators, all_functions
 
 def docstrings(named):
     """Docstrings of more than 200 characters by the names of their objects."""
-    found = {name: inspect.getdoc(thing) or "" for name, thing in named if callable(thing)}
+    found = {
+        name: inspect.getdoc(thing) or ""
+        for name, thing in named
+        if callable(thing)
+    }
     return {name: text for name, text in found.items() if len(text) > 200}
 
 
 def of_module(module):
-    return docstrings((name, getattr(module, name)) for name in module.__all__)
+    return docstrings(
+        (name, getattr(module, name)) for name in module.__all__
+    )
 
 
 normal = docstrings(all_estimators() + all_functions())
 anomalies = {"NumPy": of_module(np), "scipy.stats": of_module(scipy.stats)}
-sizes = ", ".join(f"{len(texts)} of {name}" for name, texts in anomalies.items())
+sizes = ", ".join(
+    f"{len(texts)} of {name}" for name, texts in anomalies.items()
+)
 print(f"{len(normal)} texts of scikit-learn; {sizes}")
 
 
@@ -49,9 +58,10 @@ def texts_of(names):
 # %%
 # A pipeline, beside other detectors
 # ----------------------------------
-# The pipeline computes 64 columns by latent semantic analysis, scales rows to unit length, and fits
-# the detector with its defaults. All detectors get the same columns; the distance to a neighbour is
-# Euclidean. The table shows the AUROC in percent, as means over five splits of the normal texts
+# The pipeline computes 64 columns by latent semantic analysis, scales rows
+# to unit length, and fits the detector with its defaults. All detectors get
+# the same columns; the distance to a neighbour is Euclidean. The table
+# shows the AUROC in percent, as means over five splits of the normal texts
 # with their standard deviations.
 
 from sklearn.decomposition import TruncatedSVD
@@ -68,7 +78,9 @@ from skebm import EnergyOutlierDetector
 
 def embedding():
     words = TfidfVectorizer(sublinear_tf=True, stop_words="english")
-    return make_pipeline(words, TruncatedSVD(64, random_state=0), Normalizer())
+    return make_pipeline(
+        words, TruncatedSVD(64, random_state=0), Normalizer()
+    )
 
 
 def abnormality(detector, train, new):
@@ -78,7 +90,9 @@ def abnormality(detector, train, new):
         "EnergyOutlierDetector": -detector.decision_function(new),
         "nearest neighbour": distances[:, 0],
         "5th neighbour": distances[:, 4],
-        "IsolationForest": -IsolationForest(random_state=0).fit(train).score_samples(new),
+        "IsolationForest": -IsolationForest(random_state=0)
+        .fit(train)
+        .score_samples(new),
         "OneClassSVM": -OneClassSVM().fit(train).score_samples(new),
     }
 
@@ -86,54 +100,71 @@ def abnormality(detector, train, new):
 aurocs = {}
 for seed in range(5):
     train, new = map(texts_of, halves(seed))
-    detector = make_pipeline(embedding(), EnergyOutlierDetector(random_state=0)).fit(train)
+    detector = make_pipeline(
+        embedding(), EnergyOutlierDetector(random_state=0)
+    ).fit(train)
     embed = detector[:-1]
     for kind, others in anomalies.items():
         rows = embed.transform([*new, *others.values()])
         is_anomaly = np.arange(len(rows)) >= len(new)
-        for method, value in abnormality(detector[-1], embed.transform(train), rows).items():
+        for method, value in abnormality(
+            detector[-1], embed.transform(train), rows
+        ).items():
             auroc = 100 * roc_auc_score(is_anomaly, value)
             aurocs.setdefault(method, {}).setdefault(kind, []).append(auroc)
 print(" " * 22, *(f"{kind:>12}" for kind in anomalies))
 for method, found in aurocs.items():
-    cells = (f"{np.mean(v):6.1f} ± {np.std(v, ddof=1):3.1f}" for v in found.values())
+    cells = (
+        f"{np.mean(v):6.1f} ± {np.std(v, ddof=1):3.1f}"
+        for v in found.values()
+    )
     print(f"{method:22}", *cells)
 
 # %%
-# The AUROC of the nearest neighbour is within a point of that of the detector: a docstring often
-# has a near copy in its package, such as that of the regressor for a classifier. Five near copies
-# are rarer, so that the distance to the fifth neighbour does worse.
+# The AUROC of the nearest neighbour is within a point of that of the
+# detector: a docstring often has a near copy in its package, such as that
+# of the regressor for a classifier. Five near copies are rarer, so that the
+# distance to the fifth neighbour does worse.
 #
-# Methods that consider the whole table rather than the neighbourhood of a row are misled. A text on
-# another subject contains few of the words that distinguish texts on this subject from each other.
-# It therefore lies near their mean, where an isolation forest and a one-class SVM of the default
-# width expect the most normal rows. If rows are not of unit length, methods based on neighbours are
-# misled too, because such a text is then near the origin.
+# Methods that consider the whole table rather than the neighbourhood of a
+# row are misled. A text on another subject contains few of the words that
+# distinguish texts on this subject from each other. It therefore lies near
+# their mean, where an isolation forest and a one-class SVM of the default
+# width expect the most normal rows. If rows are not of unit length, methods
+# based on neighbours are misled too, because such a text is then near the
+# origin.
 
 # %%
 # False alarms at a rate that is known
 # ------------------------------------
-# With ``method="conformal"`` at most a tenth of new normal texts are called outliers, whatever the
-# embedding. For this guarantee the embedding must be a part of the estimator: the texts from which
-# words and columns were learned are distributed differently from new ones, so that the threshold
+# With ``method="conformal"`` at most a tenth of new normal texts are called
+# outliers, whatever the embedding. For this guarantee the embedding must be
+# a part of the estimator: the texts from which words and columns were
+# learned are distributed differently from new ones, so that the threshold
 # must not be set by them.
 
 from skebm import ProductOfDensities
 
 names_of_train, names_of_new = halves(0)
 model = make_pipeline(embedding(), ProductOfDensities())
-detector = EnergyOutlierDetector(model, method="conformal", contamination=0.1, random_state=0)
+detector = EnergyOutlierDetector(
+    model, method="conformal", contamination=0.1, random_state=0
+)
 detector.fit(texts_of(names_of_train))
 new = texts_of(names_of_new)
-print(f"scikit-learn: {(detector.predict(new) == -1).mean():.0%} called outliers")
+print(
+    f"scikit-learn: {(detector.predict(new) == -1).mean():.0%} called outliers"
+)
 for kind, texts in anomalies.items():
-    print(f"{kind}: {(detector.predict(list(texts.values())) == -1).mean():.0%} called outliers")
+    print(
+        f"{kind}: {(detector.predict(list(texts.values())) == -1).mean():.0%} called outliers"
+    )
 
 # %%
 # The most unusual texts
 # ----------------------
-# The lists contain the most unusual of the new docstrings of scikit-learn itself, and of all those
-# of NumPy and ``scipy.stats``.
+# The lists contain the most unusual of the new docstrings of scikit-learn
+# itself, and of all those of NumPy and ``scipy.stats``.
 
 
 def most_unusual(texts, n=5):
@@ -152,10 +183,19 @@ for kind, texts in ({"scikit-learn": of_sklearn} | anomalies).items():
 import matplotlib.pyplot as plt
 
 figure, ax = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
-groups = {"scikit-learn, new": new} | {kind: list(t.values()) for kind, t in anomalies.items()}
-scores = {name: detector.decision_function(texts) for name, texts in groups.items()}
-low, high = np.quantile(np.concatenate(list(scores.values())), [0.005, 0.995])
-for (name, score), colour in zip(scores.items(), ("#0b5394", "#d55e00", "#7a9a01"), strict=True):
+groups = {"scikit-learn, new": new} | {
+    kind: list(t.values()) for kind, t in anomalies.items()
+}
+scores = {
+    name: detector.decision_function(texts)
+    for name, texts in groups.items()
+}
+low, high = np.quantile(
+    np.concatenate(list(scores.values())), [0.005, 0.995]
+)
+for (name, score), colour in zip(
+    scores.items(), ("#0b5394", "#d55e00", "#7a9a01"), strict=True
+):
     ax.hist(
         np.clip(score, low, high),
         np.linspace(low, high, 50),
@@ -166,8 +206,17 @@ for (name, score), colour in zip(scores.items(), ("#0b5394", "#d55e00", "#7a9a01
         label=name,
     )
 ax.axvline(0, color="0.3", linestyle="--", linewidth=1)
-ax.text(0, 0.98, " threshold", transform=ax.get_xaxis_transform(), va="top", color="0.3")
-ax.set(xlabel="log density above the threshold, nats", ylabel="share per nat")
+ax.text(
+    0,
+    0.98,
+    " threshold",
+    transform=ax.get_xaxis_transform(),
+    va="top",
+    color="0.3",
+)
+ax.set(
+    xlabel="log density above the threshold, nats", ylabel="share per nat"
+)
 ax.legend(loc="upper right", frameon=False)
 ax.spines[["top", "right"]].set_visible(False)
 plt.show()
@@ -175,8 +224,9 @@ plt.show()
 # %%
 # Images
 # ------
-# Images are treated in the same way, with the features before the last layer of a network that was
-# trained on many images. With torchvision (not run here, because the weights must be downloaded)::
+# Images are treated in the same way, with the features before the last
+# layer of a network that was trained on many images. With torchvision (not
+# run here, because the weights must be downloaded)::
 #
 #     import torch
 #     from sklearn.decomposition import PCA
@@ -195,6 +245,7 @@ plt.show()
 #     detector = EnergyOutlierDetector(model, method="conformal").fit(embed(images))
 #     detector.p_values(embed(new_images))
 #
-# The network was not trained on these images, so that it can be outside the detector; what is
-# learned from them, here the principal components, belongs inside. Sentences can be treated in the
-# same way with any model that returns a vector for each sentence.
+# The network was not trained on these images, so that it can be outside the
+# detector; what is learned from them, here the principal components,
+# belongs inside. Sentences can be treated in the same way with any model
+# that returns a vector for each sentence.

@@ -2,15 +2,17 @@
 Joint energy-based model of wines: classification and outliers
 ==============================================================
 
-A joint energy-based model is a classifier whose logits also define a density of the rows. It can
-be tuned like any classifier, and it also gives log p(x), the log-likelihood of a row.
+A joint energy-based model is a classifier whose logits also define a
+density of the rows. It can be tuned like any classifier, and it also gives
+log p(x), the log-likelihood of a row.
 """
 
 # %%
 # Grid search over sampler and weight
 # -----------------------------------
-# The data are chemical analyses of wines from three growers. ``generative_weight=0`` is the plain
-# classifier. The sampler's step size and the number of steps are hyper-parameters like any other.
+# The data are chemical analyses of wines from three growers.
+# ``generative_weight=0`` is the plain classifier. The sampler's step size
+# and the number of steps are hyper-parameters like any other.
 
 from sklearn.datasets import load_wine
 from sklearn.model_selection import GridSearchCV, train_test_split
@@ -21,8 +23,12 @@ from skebm import JEMClassifier
 from skebm.samplers import MALA
 
 X, y = load_wine(return_X_y=True)
-X_train, X_test, y_train, y_test = train_test_split(X, y, stratify=y, random_state=0)
-jem = JEMClassifier(sampler=MALA(0.3), n_iter=40, learning_rate=0.004, random_state=0)
+X_train, X_test, y_train, y_test = train_test_split(
+    X, y, stratify=y, random_state=0
+)
+jem = JEMClassifier(
+    sampler=MALA(0.3), n_iter=40, learning_rate=0.004, random_state=0
+)
 pipeline = Pipeline([("same", FunctionTransformer()), ("jem", jem)])
 grid = [
     {"jem__generative_weight": [0.0]},
@@ -32,7 +38,9 @@ grid = [
         "jem__chains__n_steps": [2, 10],
     },
 ]
-search = GridSearchCV(pipeline, grid, cv=3, scoring="neg_log_loss").fit(X_train, y_train)
+search = GridSearchCV(pipeline, grid, cv=3, scoring="neg_log_loss").fit(
+    X_train, y_train
+)
 
 # %%
 # Mean log-likelihoods of held-out labels, in nats:
@@ -41,15 +49,22 @@ import pandas as pd
 
 found = pd.DataFrame(search.cv_results_)
 names = [name for name in found if name.startswith("param_")]
-table = found[[*names, "mean_test_score", "std_test_score"]].sort_values("mean_test_score")
-print(table.to_string(index=False, float_format="{:.3f}".format, na_rep="-"))
-print(f"\nbest model, on {len(X_test)} test wines: {search.score(X_test, y_test):.3f} nats")
+table = found[[*names, "mean_test_score", "std_test_score"]].sort_values(
+    "mean_test_score"
+)
+print(
+    table.to_string(index=False, float_format="{:.3f}".format, na_rep="-")
+)
+print(
+    f"\nbest model, on {len(X_test)} test wines: {search.score(X_test, y_test):.3f} nats"
+)
 
 # %%
 # Out-of-distribution rows
 # ------------------------
-# Each test wine is moved to twice its distance from the mean of all wines. The classifier is more
-# certain of these rows than of the wines themselves, whereas :math:`\log p(x)` is low.
+# Each test wine is moved to twice its distance from the mean of all wines.
+# The classifier is more certain of these rows than of the wines themselves,
+# whereas :math:`\log p(x)` is low.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -64,12 +79,16 @@ statistics = {
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
 for ax, (name, statistic) in zip(axes, statistics.items(), strict=True):
     normal, outlying = statistic(X_test), statistic(distant)
-    area = roc_auc_score(np.repeat([1, 0], len(X_test)), np.concatenate([normal, outlying]))
+    area = roc_auc_score(
+        np.repeat([1, 0], len(X_test)), np.concatenate([normal, outlying])
+    )
     both = np.concatenate([normal, outlying])
     bins = np.linspace(both.min(), both.max(), 25)
     ax.hist(normal, bins, alpha=0.6, label="test wines")
     ax.hist(outlying, bins, alpha=0.6, label="at twice the distance")
     ax.set(xlabel=name, ylabel="rows", title=f"AUROC {area:.3f}")
 axes[0].legend()
-figure.suptitle(f"accuracy on the test wines: {model.score(X_test, y_test):.0%}")
+figure.suptitle(
+    f"accuracy on the test wines: {model.score(X_test, y_test):.0%}"
+)
 plt.show()

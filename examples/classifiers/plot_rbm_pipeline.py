@@ -2,13 +2,15 @@
 RBM features for logistic regression: shifted digits
 ====================================================
 
-A restricted Boltzmann machine learns features without labels. A logistic regression on these
-features is compared with one on raw pixels. Each digit is shifted by one pixel in the four
-directions, as in scikit-learn's example of :class:`~sklearn.neural_network.BernoulliRBM`. Both
-classifiers are tuned by the same cross-validation.
+A restricted Boltzmann machine learns features without labels. A logistic
+regression on these features is compared with one on raw pixels. Each digit
+is shifted by one pixel in the four directions, as in scikit-learn's example
+of :class:`~sklearn.neural_network.BernoulliRBM`. Both classifiers are tuned
+by the same cross-validation.
 
-Training and test digits are split *before* shifting, and the folds keep the copies of a digit
-together. Otherwise copies of a test digit would be in the training set.
+Training and test digits are split *before* shifting, and the folds keep the
+copies of a digit together. Otherwise copies of a test digit would be in the
+training set.
 """
 
 # %%
@@ -26,7 +28,9 @@ def shifted_copies(images):
     """Each 8 x 8 image unchanged and shifted right, left, down and up; copies are adjacent."""
     padded = np.pad(images.reshape(-1, 8, 8), ((0, 0), (1, 1), (1, 1)))
     corners = [(1, 1), (1, 0), (1, 2), (0, 1), (2, 1)]
-    copies = [padded[:, top : top + 8, left : left + 8] for top, left in corners]
+    copies = [
+        padded[:, top : top + 8, left : left + 8] for top, left in corners
+    ]
     return np.stack(copies, axis=1).reshape(-1, 64)
 
 
@@ -37,16 +41,21 @@ X_train, X_test, y_train, y_test = train_test_split(
 n_copies = 5
 X_train, X_test = shifted_copies(X_train), shifted_copies(X_test)
 y_train, y_test = np.repeat(y_train, n_copies), np.repeat(y_test, n_copies)
-digit_of_row = np.arange(len(X_train)) // n_copies  # copies of a digit stay in one fold
-print(f"{len(X_train)} training and {len(X_test)} test images of 8 x 8 grey values in [0, 1]")
+digit_of_row = (
+    np.arange(len(X_train)) // n_copies
+)  # copies of a digit stay in one fold
+print(
+    f"{len(X_train)} training and {len(X_test)} test images of 8 x 8 grey values in [0, 1]"
+)
 
 # %%
 # Two classifiers, each with a grid search
 # ----------------------------------------
-# Before a next step of a pipeline, :class:`skebm.RBMEstimator` is fitted for features without any
-# argument: independent columns as its base, 256 hidden units, ten epochs. Fitted by ``fit`` it is a
-# density, whose likelihood is better and whose features are worse. The strength of regularisation
-# of both logistic regressions is tuned.
+# Before a next step of a pipeline, :class:`skebm.RBMEstimator` is fitted
+# for features without any argument: independent columns as its base, 256
+# hidden units, ten epochs. Fitted by ``fit`` it is a density, whose
+# likelihood is better and whose features are worse. The strength of
+# regularisation of both logistic regressions is tuned.
 
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, StratifiedGroupKFold
@@ -56,11 +65,17 @@ from sklearn.preprocessing import StandardScaler
 from skebm import RBMEstimator
 
 folds = StratifiedGroupKFold(3, shuffle=True, random_state=0)
-linear = [("scale", StandardScaler()), ("logistic", LogisticRegression(max_iter=2000))]
+linear = [
+    ("scale", StandardScaler()),
+    ("logistic", LogisticRegression(max_iter=2000)),
+]
 rbm = RBMEstimator(random_state=0)
 searches = {
     "pixels": GridSearchCV(
-        Pipeline(linear), {"logistic__C": [0.01, 0.1, 1, 10, 100]}, cv=folds, n_jobs=1
+        Pipeline(linear),
+        {"logistic__C": [0.01, 0.1, 1, 10, 100]},
+        cv=folds,
+        n_jobs=1,
     ),
     "RBM features": GridSearchCV(
         Pipeline([("rbm", rbm), *linear]),
@@ -72,7 +87,10 @@ searches = {
 for name, search in searches.items():
     start = time.perf_counter()
     search.fit(X_train, y_train, groups=digit_of_row)
-    settings = ", ".join(f"{k.split('__')[1]} = {v:g}" for k, v in search.best_params_.items())
+    settings = ", ".join(
+        f"{k.split('__')[1]} = {v:g}"
+        for k, v in search.best_params_.items()
+    )
     print(
         f"{name:13} best of {len(search.cv_results_['params'])}: {settings}; "
         f"cross-validated accuracy {search.best_score_:.1%}; {time.perf_counter() - start:.0f} s"
@@ -81,8 +99,8 @@ for name, search in searches.items():
 # %%
 # Accuracy on the test images
 # ---------------------------
-# Errors on the five copies of a digit are dependent, so the standard errors are those of means over
-# digits, not over images.
+# Errors on the five copies of a digit are dependent, so the standard errors
+# are those of means over digits, not over images.
 
 
 def mean_and_error(per_digit):
@@ -90,7 +108,9 @@ def mean_and_error(per_digit):
 
 
 accuracy = {
-    name: (search.predict(X_test) == y_test).reshape(-1, n_copies).mean(axis=1)
+    name: (search.predict(X_test) == y_test)
+    .reshape(-1, n_copies)
+    .mean(axis=1)
     for name, search in searches.items()
 }
 n_digits = len(X_test) // n_copies
@@ -112,22 +132,33 @@ from skebm.inspection import RBMDisplay
 figure = plt.figure(figsize=(10, 4.5), layout="constrained")
 left, right = figure.subfigures(1, 2, width_ratios=[1.05, 1])
 best_rbm = searches["RBM features"].best_estimator_["rbm"]
-RBMDisplay.from_estimator(best_rbm, image_shape=(8, 8), n_samples=0).plot("filters", figure=left)
+RBMDisplay.from_estimator(best_rbm, image_shape=(8, 8), n_samples=0).plot(
+    "filters", figure=left
+)
 
 ax = right.subplots()
 kind = y_test[::n_copies]
-low, high = ([per_digit[kind == k].mean() for k in range(10)] for per_digit in accuracy.values())
+low, high = (
+    [per_digit[kind == k].mean() for k in range(10)]
+    for per_digit in accuracy.values()
+)
 ax.hlines(np.arange(10), low, high, color="0.7", zorder=0)
 styles = [("s", "#d55e00"), ("o", "#0b5394")]
 for (name, per_digit), values, (marker, colour) in zip(
     accuracy.items(), (low, high), styles, strict=True
 ):
     label = f"{name} ({per_digit.mean():.1%} overall)"
-    ax.scatter(values, np.arange(10), marker=marker, color=colour, label=label)
+    ax.scatter(
+        values, np.arange(10), marker=marker, color=colour, label=label
+    )
 ax.xaxis.set_major_formatter("{x:.0%}")
-ax.set(yticks=np.arange(10), xlabel="accuracy on test images", ylabel="digit")
+ax.set(
+    yticks=np.arange(10), xlabel="accuracy on test images", ylabel="digit"
+)
 ax.set_title("Logistic regression on pixels and on RBM features")
-ax.legend(loc="lower center", bbox_to_anchor=(0.5, -0.32), ncols=2, frameon=False)
+ax.legend(
+    loc="lower center", bbox_to_anchor=(0.5, -0.32), ncols=2, frameon=False
+)
 ax.invert_yaxis()
 ax.spines[["top", "right"]].set_visible(False)
 plt.show()

@@ -2,12 +2,14 @@
 RBM of handwritten digits: likelihood, anomalies, samples
 =========================================================
 
-A first example (``make demo``). A restricted Boltzmann machine (RBM) is fitted to binary images of
-8 x 8 pixels. It then gives the log-likelihood of new images, flags outliers, and draws samples.
+A first example (``make demo``). A restricted Boltzmann machine (RBM) is
+fitted to binary images of 8 x 8 pixels. It then gives the log-likelihood of
+new images, flags outliers, and draws samples.
 """
 
 # %%
-# The images are made black and white, and a quarter of them are held out for testing.
+# The images are made black and white, and a quarter of them are held out
+# for testing.
 
 import time
 
@@ -19,15 +21,20 @@ from sklearn.model_selection import train_test_split
 from skebm import RBMEstimator
 
 pixels, digit = load_digits(return_X_y=True)
-X = (pixels >= 8).astype(float)  # grey levels 0 to 16 become white (0) and black (1)
-X_train, X_test, _, digit_test = train_test_split(X, digit, test_size=0.25, random_state=0)
+X = (pixels >= 8).astype(
+    float
+)  # grey levels 0 to 16 become white (0) and black (1)
+X_train, X_test, _, digit_test = train_test_split(
+    X, digit, test_size=0.25, random_state=0
+)
 
 # %%
-# Fit
-# ---
+# Fit ---
 
 start = time.perf_counter()
-rbm = RBMEstimator(n_components=128, n_iter=1000, random_state=0).fit(X_train)
+rbm = RBMEstimator(n_components=128, n_iter=1000, random_state=0).fit(
+    X_train
+)
 print(
     f"Fitted an RBM with {rbm.n_components} hidden units to {len(X_train)} images of "
     f"{X.shape[1]} pixels\nin {time.perf_counter() - start:.1f} seconds: "
@@ -37,14 +44,17 @@ print(
 # %%
 # Log-likelihood of held-out images
 # ---------------------------------
-# The log-likelihood is in nats (natural logarithm) per image; higher is better. It needs log Z. The
-# sum Z has too many terms to be computed here, so log Z is estimated: ``score_samples`` uses the
-# best estimate, ``score`` the pessimistic one.
+# The log-likelihood is in nats (natural logarithm) per image; higher is
+# better. It needs log Z. The sum Z has too many terms to be computed here,
+# so log Z is estimated: ``score_samples`` uses the best estimate, ``score``
+# the pessimistic one.
 
 log_p = rbm.score_samples(X_test)
 z_low, z_high = rbm.log_partition_bounds_
 best, worst = log_p.mean() + rbm.log_partition_ - np.array([z_low, z_high])
-p_black = (X_train.sum(axis=0) + 0.5) / (len(X_train) + 1)  # independent pixels
+p_black = (X_train.sum(axis=0) + 0.5) / (
+    len(X_train) + 1
+)  # independent pixels
 log_p_pixels = X_test @ np.log(p_black) + (1 - X_test) @ np.log(1 - p_black)
 gain = log_p - log_p_pixels
 
@@ -61,14 +71,17 @@ log Z is estimated by annealed importance sampling: {rbm.log_partition_:.2f} nat
 # %%
 # Anomalies
 # ---------
-# The held-out images are corrupted in three ways that do not occur in training. ``predict`` is -1
-# (outlier) below the 10 % quantile of the log-likelihood of training images. More than 10 % of the
-# held-out images are flagged, because the training images fit the model better.
+# The held-out images are corrupted in three ways that do not occur in
+# training. ``predict`` is -1 (outlier) below the 10 % quantile of the
+# log-likelihood of training images. More than 10 % of the held-out images
+# are flagged, because the training images fit the model better.
 
 rng = np.random.default_rng(0)
 corrupted = {
     "rotated by 180 degrees": X_test[:, ::-1],
-    "10 % of pixels flipped": np.abs(X_test - (rng.random(X_test.shape) < 0.1)),
+    "10 % of pixels flipped": np.abs(
+        X_test - (rng.random(X_test.shape) < 0.1)
+    ),
     "pixels shuffled": rng.permuted(X_test, axis=1),
 }
 
@@ -86,7 +99,9 @@ Held-out images, real and corrupted: {len(X_test)} of each
   real                     {np.median(log_p):11.1f} {np.mean(rbm.predict(X_test) == -1):12.0%}""")
 for name, X_bad in corrupted.items():
     log_p_bad = rbm.score_samples(X_bad)
-    log_p_bad_pixels = X_bad @ np.log(p_black) + (1 - X_bad) @ np.log(1 - p_black)
+    log_p_bad_pixels = X_bad @ np.log(p_black) + (1 - X_bad) @ np.log(
+        1 - p_black
+    )
     print(
         f"  {name:24} {np.median(log_p_bad):11.1f} {np.mean(rbm.predict(X_bad) == -1):12.0%}"
         f" {auroc(log_p, log_p_bad):12.3f} {auroc(log_p_pixels, log_p_bad_pixels):12.3f}"
@@ -118,11 +133,16 @@ for number, *values in zip(
 # %%
 # Filters, samples, reconstructions and training curves
 # -----------------------------------------------------
-# The figure shows the weights of the hidden units, samples of the model, mean-field reconstructions
-# of held-out images, and the history of training.
+# The figure shows the weights of the hidden units, samples of the model,
+# mean-field reconstructions of held-out images, and the history of
+# training.
 
 from skebm.inspection import RBMDisplay
 
-display = RBMDisplay.from_estimator(rbm, X_test, image_shape=(8, 8), random_state=0)
+display = RBMDisplay.from_estimator(
+    rbm, X_test, image_shape=(8, 8), random_state=0
+)
 display.plot().figure_.savefig("digits_rbm.png", dpi=150)
-print("\nFilters, samples, reconstructions and training curves: digits_rbm.png")
+print(
+    "\nFilters, samples, reconstructions and training curves: digits_rbm.png"
+)

@@ -2,10 +2,12 @@
 Gated RBM of pairs of images: analogies of digits
 =================================================
 
-A gated restricted Boltzmann machine learns how the second image of a pair is made from the first.
-It is trained on pairs of images, the second of which is the first one shifted, sheared or rotated,
-and is never told which of these applies. The mapping units that it infers from a pair represent the
-relation, which can then be applied to another digit: a is to b as c is to what?
+A gated restricted Boltzmann machine learns how the second image of a pair
+is made from the first. It is trained on pairs of images, the second of
+which is the first one shifted, sheared or rotated, and is never told which
+of these applies. The mapping units that it infers from a pair represent the
+relation, which can then be applied to another digit: a is to b as c is to
+what?
 
 The digits below are not among those that the model was trained on.
 """
@@ -21,15 +23,17 @@ from skebm import GatedRBM
 # %%
 # Pairs of images
 # ---------------
-# There are six relations: shifts in four directions, a shear, and a rotation. Half of the training
-# pairs are random dots, which show a relation at every pixel, whereas digits show it only at their
-# strokes.
+# There are six relations: shifts in four directions, a shear, and a
+# rotation. Half of the training pairs are random dots, which show a
+# relation at every pixel, whereas digits show it only at their strokes.
 
 RELATIONS = ("up", "down", "left", "right", "shear", "rotation")
 angle = np.radians(-30)
 MATRICES = {
     "shear": np.array([[1, 0], [0.5, 1]]),
-    "rotation": np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]),
+    "rotation": np.array(
+        [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
+    ),
 }
 SHIFTS = {"up": (-2, 0), "down": (2, 0), "left": (0, -2), "right": (0, 2)}
 
@@ -49,34 +53,44 @@ rng = np.random.default_rng(0)
 
 def pairs(images, n):
     """Flat images x and y, and the numbers of their relations."""
-    which, chosen = rng.integers(0, len(RELATIONS), n), images[rng.integers(0, len(images), n)]
-    Y = np.stack([apply(x, RELATIONS[k]) for x, k in zip(chosen, which, strict=True)])
+    which, chosen = (
+        rng.integers(0, len(RELATIONS), n),
+        images[rng.integers(0, len(images), n)],
+    )
+    Y = np.stack(
+        [apply(x, RELATIONS[k]) for x, k in zip(chosen, which, strict=True)]
+    )
     return chosen.reshape(n, -1), Y.reshape(n, -1), which
 
 
 X, Y, relation = pairs(digits[:1400], 10_000)
-X_dots, Y_dots, _ = pairs((rng.random((10_000, 12, 12)) < 0.15).astype(float), 10_000)
+X_dots, Y_dots, _ = pairs(
+    (rng.random((10_000, 12, 12)) < 0.15).astype(float), 10_000
+)
 X_new, Y_new, relation_new = pairs(digits[1400:], 2000)
 
 # %%
 # The relation, read from the mapping units
 # -----------------------------------------
-# `fit` does not use the labels of the relations. A linear classifier that is trained on the mapping
-# units of 2,000 training pairs recognises the relations of pairs of new digits.
+# `fit` does not use the labels of the relations. A linear classifier that
+# is trained on the mapping units of 2,000 training pairs recognises the
+# relations of pairs of new digits.
 
 model = GatedRBM(60, 120, n_iter=60, random_state=0)
 model.fit(np.vstack([X, X_dots]), np.vstack([Y, Y_dots]))
 mapping = model.transform(X_new, Y_new)
 read_out = LogisticRegression(C=10, max_iter=1000)
 read_out.fit(model.transform(X[:2000], Y[:2000]), relation[:2000])
-print(f"relations of new pairs that are recognised: {read_out.score(mapping, relation_new):.1%}")
+print(
+    f"relations of new pairs that are recognised: {read_out.score(mapping, relation_new):.1%}"
+)
 
 # %%
 # a is to b as c is to ?
 # ----------------------
-# Mapping units are inferred from the pair (a, b) and applied to three other digits. A single pair
-# shows only the part of the relation that its own strokes reveal; the mean over fifty pairs shows
-# more of it.
+# Mapping units are inferred from the pair (a, b) and applied to three other
+# digits. A single pair shows only the part of the relation that its own
+# strokes reveal; the mean over fifty pairs shows more of it.
 
 others = np.flatnonzero(relation_new == 0)[[0, 1, 5]]
 fig, axes = plt.subplots(len(RELATIONS), 11, figsize=(11, 6.5))
@@ -91,7 +105,9 @@ for row, name in zip(axes, RELATIONS, strict=True):
         ax.imshow(image.reshape(12, 12), cmap="gray_r", vmin=0, vmax=1)
         ax.set(xticks=[], yticks=[])
     row[0].set_ylabel(name)
-for ax, title in zip(axes[0], ["a", "b"] + 3 * ["c", "one pair", "fifty"], strict=True):
+for ax, title in zip(
+    axes[0], ["a", "b"] + 3 * ["c", "one pair", "fifty"], strict=True
+):
     ax.set_title(title, fontsize=9)
 plt.tight_layout()
 plt.show()
@@ -99,8 +115,8 @@ plt.show()
 # %%
 # Filters
 # -------
-# The filters that a factor has for x and for y are alike up to the relation: they show the same
-# pattern in different places.
+# The filters that a factor has for x and for y are alike up to the
+# relation: they show the same pattern in different places.
 
 strength = np.linalg.norm(model.components_, axis=1) * np.linalg.norm(
     model.mapping_components_, axis=1
@@ -108,10 +124,14 @@ strength = np.linalg.norm(model.components_, axis=1) * np.linalg.norm(
 fig, axes = plt.subplots(2, 12, figsize=(10, 2))
 for place, f in enumerate(np.argsort(-strength)[:12]):
     for ax, filters in zip(
-        axes[:, place], (model.given_components_, model.components_), strict=True
+        axes[:, place],
+        (model.given_components_, model.components_),
+        strict=True,
     ):
         size = np.abs(filters[f]).max()
-        ax.imshow(filters[f].reshape(12, 12), cmap="RdBu_r", vmin=-size, vmax=size)
+        ax.imshow(
+            filters[f].reshape(12, 12), cmap="RdBu_r", vmin=-size, vmax=size
+        )
         ax.set(xticks=[], yticks=[])
 axes[0, 0].set_ylabel("of x")
 axes[1, 0].set_ylabel("of y")

@@ -2,16 +2,18 @@
 Spike-and-slab RBM of digits: filters and samples
 =================================================
 
-Hidden units of a Gaussian RBM move the mean of the pixels; given these units, the covariance of the
-pixels is the same for all images. Units of a spike-and-slab RBM also change the covariance: a unit
-that is off suppresses variation along its filter, and a unit that is on allows it.
+Hidden units of a Gaussian RBM move the mean of the pixels; given these
+units, the covariance of the pixels is the same for all images. Units of a
+spike-and-slab RBM also change the covariance: a unit that is off suppresses
+variation along its filter, and a unit that is on allows it.
 """
 
 # %%
 # Likelihoods
 # -----------
-# Pixel values are integers from 0 to 16. Uniform noise as wide as the gap between them is added, so
-# that they have a density. The base of both RBMs is the same normal distribution.
+# Pixel values are integers from 0 to 16. Uniform noise as wide as the gap
+# between them is added, so that they have a density. The base of both RBMs
+# is the same normal distribution.
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -41,13 +43,15 @@ models = {
 }
 for name, model in models.items():
     model.fit(train)
-    print(f"{name}: {model.score_samples(test).mean():.1f} nats of a test image")
+    print(
+        f"{name}: {model.score_samples(test).mean():.1f} nats of a test image"
+    )
 
 # %%
 # Filters and samples
 # -------------------
-# The left panel shows the directions in which units with the largest weights move images, the right
-# panel samples of the model.
+# The left panel shows the directions in which units with the largest
+# weights move images, the right panel samples of the model.
 
 import matplotlib.pyplot as plt
 
@@ -73,11 +77,14 @@ plt.show()
 # %%
 # Spikes as features
 # ------------------
-# The output states how many of the units are on, and how that differs between digits.
+# The output states how many of the units are on, and how that differs
+# between digits.
 
 y = load_digits().target
 spikes = model.transform(X)
 print(f"{spikes.mean():.0%} of the units are on in an image")
 for digit in range(3):
     typical = spikes[y == digit].mean(0) - spikes.mean(0)
-    print(f"digit {digit}: units {np.argsort(-typical)[:5]} are on more often than in others")
+    print(
+        f"digit {digit}: units {np.argsort(-typical)[:5]} are on more often than in others"
+    )

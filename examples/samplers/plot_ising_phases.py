@@ -2,11 +2,13 @@
 Ising models by parallel tempering: phases and couplings
 ========================================================
 
-Spins on a square grid prefer to agree with their four neighbours. At a low temperature nearly all
-of them agree; at a high one they are almost independent. In between, at the critical temperature
-:math:`T_c = 2 / \\log(1 + \\sqrt 2) = 2.27`, the magnetisation of the infinite grid vanishes.
-Onsager computed the energy of this grid and Yang its magnetisation; small grids can be enumerated.
-Samples of finite grids are compared with both, and then the couplings are recovered from samples.
+Spins on a square grid prefer to agree with their four neighbours. At a low
+temperature nearly all of them agree; at a high one they are almost
+independent. In between, at the critical temperature :math:`T_c = 2 /
+\\log(1 + \\sqrt 2) = 2.27`, the magnetisation of the infinite grid
+vanishes. Onsager computed the energy of this grid and Yang its
+magnetisation; small grids can be enumerated. Samples of finite grids are
+compared with both, and then the couplings are recovered from samples.
 """
 
 # sphinx_gallery_thumbnail_number = 2
@@ -14,13 +16,15 @@ Samples of finite grids are compared with both, and then the couplings are recov
 # %%
 # One run for all temperatures
 # ----------------------------
-# ``ising_grid`` is an energy of bits x with spins :math:`s = 2x - 1`, and ``energy / T`` is the
-# same energy at the temperature T. A Gibbs sweep draws the spins of one colour of the checkerboard,
-# then those of the other. Below :math:`T_c`, such sweeps hardly ever lead from a state with most
-# spins up to one with most spins down, or remove one of two domains that lie side by side. Parallel
-# tempering does so by exchanging grids between temperatures, and its replicas are draws at all
-# temperatures. Half of the chains start with all spins up, the others at random; R-hat compares the
-# chains.
+# ``ising_grid`` is an energy of bits x with spins :math:`s = 2x - 1`, and
+# ``energy / T`` is the same energy at the temperature T. A Gibbs sweep
+# draws the spins of one colour of the checkerboard, then those of the
+# other. Below :math:`T_c`, such sweeps hardly ever lead from a state with
+# most spins up to one with most spins down, or remove one of two domains
+# that lie side by side. Parallel tempering does so by exchanging grids
+# between temperatures, and its replicas are draws at all temperatures. Half
+# of the chains start with all spins up, the others at random; R-hat
+# compares the chains.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -37,14 +41,18 @@ from skebm.samplers import ParallelTempering
 N_TEMPERATURES, COLDEST, HOTTEST = 12, 1.5, 3.6
 N_CHAINS, N_WARMUP, N_STEPS = 16, 100, {4: 300, 12: 1100}
 T_CRITICAL = 2 / np.log(1 + np.sqrt(2))
-temperatures = HOTTEST * (COLDEST / HOTTEST) ** np.linspace(0, 1, N_TEMPERATURES)
+temperatures = HOTTEST * (COLDEST / HOTTEST) ** np.linspace(
+    0, 1, N_TEMPERATURES
+)
 generator = torch.Generator().manual_seed(0)
 
 
 def sampled(side):
     """|magnetisation| and energy per spin, (temperatures, draws, chains), and the last grids."""
     energy = ising_grid(side, side) / COLDEST
-    sampler = ParallelTempering(N_TEMPERATURES, max_temperature=HOTTEST / COLDEST)
+    sampler = ParallelTempering(
+        N_TEMPERATURES, max_temperature=HOTTEST / COLDEST
+    )
     x = energy.domain.uniform(N_CHAINS, generator, dtype=torch.float32)
     x[: N_CHAINS // 2] = 1.0
     state, found = sampler.init(energy, x), []
@@ -53,27 +61,39 @@ def sampled(side):
         if step >= N_WARMUP:
             grids = torch.stack([replica.x for replica in state.aux])
             magnetisation = (2 * grids - 1).mean(2).abs()
-            energies = energy(grids.flatten(0, 1)).view(magnetisation.shape) * COLDEST / side**2
+            energies = (
+                energy(grids.flatten(0, 1)).view(magnetisation.shape)
+                * COLDEST
+                / side**2
+            )
             found.append(torch.stack([magnetisation, energies]))
     magnetisation, energies = torch.stack(found, 2).numpy()
-    return magnetisation, energies, grids.view(N_TEMPERATURES, N_CHAINS, side, side)
+    return (
+        magnetisation,
+        energies,
+        grids.view(N_TEMPERATURES, N_CHAINS, side, side),
+    )
 
 
 with torch.no_grad():
     samples = {side: sampled(side) for side in (4, 12)}
 for side, (magnetisation, energies, _) in samples.items():
     worst = max(
-        r_hat(values[k]) for values in (magnetisation, energies) for k in range(N_TEMPERATURES)
+        r_hat(values[k])
+        for values in (magnetisation, energies)
+        for k in range(N_TEMPERATURES)
     )
     least = min(effective_sample_size(values) for values in magnetisation)
-    print(f"{side} x {side}: R-hat at most {worst:.3f}, effective sample size at least {least:.0f}")
+    print(
+        f"{side} x {side}: R-hat at most {worst:.3f}, effective sample size at least {least:.0f}"
+    )
 
 # %%
 # Beside exact curves
 # -------------------
-# The energy of the infinite grid is computed by Onsager's formula, where K(m) is the complete
-# elliptic integral; the 65,536 states of the 4 x 4 grid are enumerated, with log Z from
-# :class:`skebm.partition.Exact`.
+# The energy of the infinite grid is computed by Onsager's formula, where
+# K(m) is the complete elliptic integral; the 65,536 states of the 4 x 4
+# grid are enumerated, with log Z from :class:`skebm.partition.Exact`.
 
 
 def infinite_grid(T):
@@ -88,7 +108,9 @@ def infinite_grid(T):
 def enumerated(energy, temperatures):
     """Mean |magnetisation| and energy per spin of a small grid, by sums over its states."""
     n = energy.domain.n_columns
-    states = next(energy.domain.enumerate(2**n, dtype=torch.float32, device="cpu"))
+    states = next(
+        energy.domain.enumerate(2**n, dtype=torch.float32, device="cpu")
+    )
     magnetisation = (2 * states - 1).mean(1).abs().double()
     found = []
     with torch.no_grad():
@@ -109,36 +131,53 @@ names = ("mean |magnetisation|", "energy per spin")
 for k, (ax, name) in enumerate(zip(axes, names, strict=True)):
     ax.axvline(T_CRITICAL, color="0.8", lw=1)
     ax.plot(fine, onsager[k], color="k", lw=1, label="infinite grid, exact")
-    ax.plot(rough, small[k], color=colours[4], lw=1, label="4 x 4, enumerated")
+    ax.plot(
+        rough, small[k], color=colours[4], lw=1, label="4 x 4, enumerated"
+    )
     for side, found in samples.items():
         means = found[k].mean((1, 2))
         ax.plot(
-            temperatures, means, "o", ms=4, color=colours[side], label=f"{side} x {side}, sampled"
+            temperatures,
+            means,
+            "o",
+            ms=4,
+            color=colours[side],
+            label=f"{side} x {side}, sampled",
         )
     ax.set(xlabel="temperature", ylabel=name)
     ax.spines[["top", "right"]].set_visible(False)
 axes[0].legend(frameon=False, fontsize="small")
-figure.suptitle("The Ising model on periodic grids; the line is the critical temperature")
+figure.suptitle(
+    "The Ising model on periodic grids; the line is the critical temperature"
+)
 plt.show()
 
 exact = enumerated(ising_grid(4, 4), temperatures)
 for name, found, truth in zip(names, samples[4][:2], exact, strict=True):
     error = np.abs(found.mean((1, 2)) - truth).max()
-    print(f"4 x 4, {name}: largest difference of samples and enumeration {error:.4f}")
+    print(
+        f"4 x 4, {name}: largest difference of samples and enumeration {error:.4f}"
+    )
 
 # %%
 # Grids at four temperatures
 # --------------------------
-# Far below :math:`T_c` hardly any spin differs from the others, and chains pass from most spins up
-# to most spins down by way of higher temperatures. Near :math:`T_c` there are clusters of several
-# sizes. At the highest temperature a third of the pairs of neighbours disagree; by chance, half of
-# them would.
+# Far below :math:`T_c` hardly any spin differs from the others, and chains
+# pass from most spins up to most spins down by way of higher temperatures.
+# Near :math:`T_c` there are clusters of several sizes. At the highest
+# temperature a third of the pairs of neighbours disagree; by chance, half
+# of them would.
 
 figure, axes = plt.subplots(2, 4, figsize=(9, 5), layout="constrained")
 for line, T in zip(axes.T, (1.5, 2.0, T_CRITICAL, 3.6), strict=True):
     nearest = int(np.abs(temperatures - T).argmin())
     for ax, chain in zip(line, (0, -1), strict=True):
-        ax.imshow(samples[12][2][nearest, chain].numpy(), cmap="gray_r", vmin=0, vmax=1)
+        ax.imshow(
+            samples[12][2][nearest, chain].numpy(),
+            cmap="gray_r",
+            vmin=0,
+            vmax=1,
+        )
         ax.set(xticks=[], yticks=[])
     line[0].set_title(f"T = {temperatures[nearest]:.2f}")
 figure.suptitle("12 x 12 grids of two chains; dark spins are up")
@@ -147,36 +186,49 @@ plt.show()
 # %%
 # Couplings from samples
 # ----------------------
-# The problem is now reversed: 3,000 independent draws at T = 3 of a 4 x 4 grid, this time not
-# periodic, are given to an estimator that knows nothing of grids. The pseudo-likelihood needs no Z,
-# and the extended BIC chooses which of the 120 pairs of spins are coupled. The true couplings of
-# the 24 pairs of neighbours are :math:`1 / T = 0.33`; all others are zero.
+# The problem is now reversed: 3,000 independent draws at T = 3 of a 4 x 4
+# grid, this time not periodic, are given to an estimator that knows nothing
+# of grids. The pseudo-likelihood needs no Z, and the extended BIC chooses
+# which of the 120 pairs of spins are coupled. The true couplings of the 24
+# pairs of neighbours are :math:`1 / T = 0.33`; all others are zero.
 
 T = 3.0
 grid = ising_grid(4, 4, periodic=False)
 X = 2 * exact_draws(grid / T, 3000, generator).numpy() - 1
-model = BoltzmannMachineDensity("pseudo_likelihood", l1="ebic", coding="spin", random_state=0)
+model = BoltzmannMachineDensity(
+    "pseudo_likelihood", l1="ebic", coding="spin", random_state=0
+)
 model.fit(X)
 neighbours = grid.coupling.detach().numpy() != 0
 found = model.couplings_[model.graph_]
 print(f"Edges as in the grid: {np.array_equal(model.graph_, neighbours)}")
-print(f"Couplings: mean {found.mean():.3f}, from {found.min():.3f} to {found.max():.3f}")
+print(
+    f"Couplings: mean {found.mean():.3f}, from {found.min():.3f} to {found.max():.3f}"
+)
 
 display = CouplingDisplay.from_estimator(model)
 figure, axes = plt.subplots(1, 2, figsize=(9, 4.2), layout="constrained")
 display.plot("matrix", ax=axes[0])
 rows, columns = np.divmod(np.arange(16), 4)
 display.plot("graph", layout=np.column_stack([columns, -rows]), ax=axes[1])
-figure.suptitle("Couplings of 16 spins, recovered from 3,000 samples at T = 3")
+figure.suptitle(
+    "Couplings of 16 spins, recovered from 3,000 samples at T = 3"
+)
 plt.show()
 
 # %%
-# The model was learned at T = 3, and can be sampled at any other temperature: ``temperature=0.5``
-# halves that of the grid to 1.5. At this temperature the grid is magnetised, although none of the
-# training rows showed it.
+# The model was learned at T = 3, and can be sampled at any other
+# temperature: ``temperature=0.5`` halves that of the grid to 1.5. At this
+# temperature the grid is magnetised, although none of the training rows
+# showed it.
 
 print("mean |magnetisation|")
 for factor in (0.5, 1.0, 1.5):
     drawn = model.sample(5000, random_state=0, temperature=factor)
-    learned, truth = np.abs(drawn.mean(1)).mean(), enumerated(grid, [factor * T])[0, 0]
-    print(f"  T = {factor * T:.1f}: samples of the model {learned:.3f}, enumerated {truth:.3f}")
+    learned, truth = (
+        np.abs(drawn.mean(1)).mean(),
+        enumerated(grid, [factor * T])[0, 0],
+    )
+    print(
+        f"  T = {factor * T:.1f}: samples of the model {learned:.3f}, enumerated {truth:.3f}"
+    )

@@ -2,17 +2,19 @@
 Grid search over samplers: an RBM of digits
 ===========================================
 
-The negative samples of an energy-based model come from a sampler, so the sampler and its step size
-are hyper-parameters. Samplers are configuration objects with ``get_params``: a grid may contain
-samplers, or a parameter of one as ``sampler__step_size``.
+The negative samples of an energy-based model come from a sampler, so the
+sampler and its step size are hyper-parameters. Samplers are configuration
+objects with ``get_params``: a grid may contain samplers, or a parameter of
+one as ``sampler__step_size``.
 """
 
 # %%
 # A pipeline from counts to a density
 # -----------------------------------
-# Grey values are binarised, and a restricted Boltzmann machine is trained by maximum likelihood
-# with persistent chains. Block Gibbs sampling, the natural sampler of an RBM, is the reference. The
-# gradient-based samplers do not use the two layers, and are applicable to any differentiable energy
+# Grey values are binarised, and a restricted Boltzmann machine is trained
+# by maximum likelihood with persistent chains. Block Gibbs sampling, the
+# natural sampler of an RBM, is the reference. The gradient-based samplers
+# do not use the two layers, and are applicable to any differentiable energy
 # of binary rows. Each sampler takes five steps per batch.
 
 import pandas as pd
@@ -22,9 +24,16 @@ from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import Binarizer
 
 from skebm import RBMEstimator
-from skebm.samplers import DiscreteLangevin, Gibbs, GibbsWithGradients, Persistent
+from skebm.samplers import (
+    DiscreteLangevin,
+    Gibbs,
+    GibbsWithGradients,
+    Persistent,
+)
 
-X_train, X_test = train_test_split(load_digits().data, test_size=0.3, random_state=0)
+X_train, X_test = train_test_split(
+    load_digits().data, test_size=0.3, random_state=0
+)
 rbm = RBMEstimator(
     16,
     chains=Persistent(n_steps=5),
@@ -38,14 +47,26 @@ pipeline = Pipeline([("binary", Binarizer(threshold=7)), ("rbm", rbm)])
 # %%
 # The grid
 # --------
-# A list of grids searches over the *class* of the sampler and, for samplers that have one, the step
-# size. Scores are mean log-likelihoods of validation rows; with 16 hidden units log Z is exact.
+# A list of grids searches over the *class* of the sampler and, for samplers
+# that have one, the step size. Scores are mean log-likelihoods of
+# validation rows; with 16 hidden units log Z is exact.
 
 grid = [
-    {"rbm__sampler": [Gibbs(), GibbsWithGradients(), DiscreteLangevin(adapt=True)]},
-    {"rbm__sampler": [DiscreteLangevin()], "rbm__sampler__step_size": [0.1, 0.3, 1.0]},
     {
-        "rbm__sampler": [DiscreteLangevin(adjust=False)],  # biased: no acceptance step
+        "rbm__sampler": [
+            Gibbs(),
+            GibbsWithGradients(),
+            DiscreteLangevin(adapt=True),
+        ]
+    },
+    {
+        "rbm__sampler": [DiscreteLangevin()],
+        "rbm__sampler__step_size": [0.1, 0.3, 1.0],
+    },
+    {
+        "rbm__sampler": [
+            DiscreteLangevin(adjust=False)
+        ],  # biased: no acceptance step
         "rbm__sampler__step_size": [0.1, 0.3, 1.0],
     },
 ]
@@ -60,7 +81,11 @@ import matplotlib.pyplot as plt
 results = pd.DataFrame(search.cv_results_)
 names = [
     f"{params['rbm__sampler']}".replace("()", "")
-    + (f", step {params['rbm__sampler__step_size']}" if len(params) > 1 else "")
+    + (
+        f", step {params['rbm__sampler__step_size']}"
+        if len(params) > 1
+        else ""
+    )
     for params in results["params"]
 ]
 table = pd.DataFrame(
@@ -72,12 +97,18 @@ table = pd.DataFrame(
     }
 ).sort_values("log-likelihood", ascending=False)
 print(table.to_string(index=False, float_format="{:.2f}".format))
-print(f"\nthe best model on {len(X_test)} test rows: {search.score(X_test):.2f} nats per row")
+print(
+    f"\nthe best model on {len(X_test)} test rows: {search.score(X_test):.2f} nats per row"
+)
 
 figure, ax = plt.subplots(figsize=(8, 4), layout="constrained")
 table = table[::-1]
 ax.errorbar(
-    table["log-likelihood"], table["sampler"], xerr=table["std. error"], fmt="o", color="#0b5394"
+    table["log-likelihood"],
+    table["sampler"],
+    xerr=table["std. error"],
+    fmt="o",
+    color="#0b5394",
 )
 ax.set(xlabel="mean log-likelihood of validation rows, nats")
 ax.grid(axis="x", color="0.9")

@@ -2,14 +2,15 @@
 Temporal RBM of a gait: continuation and lost joints
 ====================================================
 
-The angles of moving joints are real columns. A temporal RBM of these starts as a linear
-autoregression, which its hidden units correct. It continues a sequence beyond its end, and imputes
-joints that were lost in some frames, given the frames before and after.
+The angles of moving joints are real columns. A temporal RBM of these starts
+as a linear autoregression, which its hidden units correct. It continues a
+sequence beyond its end, and imputes joints that were lost in some frames,
+given the frames before and after.
 """
 
 # %%
-# The data are walks of eight joints, whose angles are harmonics of a stride; its pace and width
-# differ from walk to walk.
+# The data are walks of eight joints, whose angles are harmonics of a
+# stride; its pace and width differ from walk to walk.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -17,41 +18,66 @@ import numpy as np
 from skebm import TemporalRBM
 from skebm.inspection import TrajectoryDisplay
 
-JOINTS = ["hip", "knee", "ankle", "toe", "spine", "shoulder", "elbow", "wrist"]
+JOINTS = [
+    "hip",
+    "knee",
+    "ankle",
+    "toe",
+    "spine",
+    "shoulder",
+    "elbow",
+    "wrist",
+]
 rng = np.random.default_rng(0)
-LEVEL, SHIFT = rng.normal(size=(3, 8)) / np.array([[1], [2], [4]]), rng.uniform(0, 6.3, (3, 8))
+LEVEL, SHIFT = (
+    rng.normal(size=(3, 8)) / np.array([[1], [2], [4]]),
+    rng.uniform(0, 6.3, (3, 8)),
+)
 
 
 def walk(n_frames, seed):
     """Angles of joints, (n_frames, 8)."""
     rng = np.random.default_rng(seed)
-    pace = np.cumsum(0.22 + 0.03 * rng.normal() + 0.01 * rng.normal(size=n_frames))
+    pace = np.cumsum(
+        0.22 + 0.03 * rng.normal() + 0.01 * rng.normal(size=n_frames)
+    )
     stride = 1 + 0.1 * rng.normal()
-    angle = sum(LEVEL[k] * np.sin((k + 1) * pace[:, None] + SHIFT[k]) for k in range(3))
+    angle = sum(
+        LEVEL[k] * np.sin((k + 1) * pace[:, None] + SHIFT[k])
+        for k in range(3)
+    )
     return stride * angle + 0.02 * rng.normal(size=angle.shape)
 
 
 train, test = [walk(150, seed) for seed in range(12)], walk(150, 100)
 
 # %%
-# Joints move together: the Gaussian base models the correlations of what the past does not explain.
+# Joints move together: the Gaussian base models the correlations of what
+# the past does not explain.
 
-model = TemporalRBM(30, order=3, n_iter=40, base="gaussian", random_state=0).fit(train)
+model = TemporalRBM(
+    30, order=3, n_iter=40, base="gaussian", random_state=0
+).fit(train)
 print(f"{model.score(test):.2f} nats a frame given its past")
 
 # %%
-# After twenty frames of a new walk, the model continues it for 300 frames: the joints keep swinging
-# together, at a pace of their own.
+# After twenty frames of a new walk, the model continues it for 300 frames:
+# the joints keep swinging together, at a pace of their own.
 
-display = TrajectoryDisplay.from_estimator(model, test, n_start=20, random_state=0)
+display = TrajectoryDisplay.from_estimator(
+    model, test, n_start=20, random_state=0
+)
 display.plot()
-for ax, column in zip(display.axes_.values(), display.column_names, strict=True):
+for ax, column in zip(
+    display.axes_.values(), display.column_names, strict=True
+):
     ax.set_ylabel(JOINTS[int(column[1:])])
 plt.show()
 
 # %%
-# The knee and the ankle are lost for 25 frames, all joints for ten. The figure compares the mean
-# given all known entries with linear interpolation.
+# The knee and the ankle are lost for 25 frames, all joints for ten. The
+# figure compares the mean given all known entries with linear
+# interpolation.
 
 lost = test.copy()
 lost[40:65, 1:3] = np.nan
@@ -60,14 +86,25 @@ filled = model.impute(lost, random_state=0, how="mean")
 lines = lost.copy()
 for j in range(8):
     known = ~np.isnan(lost[:, j])
-    lines[:, j] = np.interp(np.arange(150), np.flatnonzero(known), lost[known, j])
+    lines[:, j] = np.interp(
+        np.arange(150), np.flatnonzero(known), lost[known, j]
+    )
 
-fig, axes = plt.subplots(2, 1, figsize=(8, 4), sharex=True, layout="constrained")
+fig, axes = plt.subplots(
+    2, 1, figsize=(8, 4), sharex=True, layout="constrained"
+)
 for ax, j in zip(axes, (1, 2), strict=True):
     ax.plot(test[:, j], color="0.7", lw=3, label="true")
-    ax.plot(np.where(np.isnan(lost[:, j]), filled[:, j], np.nan), color="#d55e00", label="model")
     ax.plot(
-        np.where(np.isnan(lost[:, j]), lines[:, j], np.nan), "--", color="#0b5394", label="line"
+        np.where(np.isnan(lost[:, j]), filled[:, j], np.nan),
+        color="#d55e00",
+        label="model",
+    )
+    ax.plot(
+        np.where(np.isnan(lost[:, j]), lines[:, j], np.nan),
+        "--",
+        color="#0b5394",
+        label="line",
     )
     ax.set_ylabel(JOINTS[j])
 axes[0].legend(ncols=3, loc="upper right")
@@ -76,4 +113,6 @@ plt.show()
 
 out = np.isnan(lost)
 for name, found in (("model", filled), ("interpolation", lines)):
-    print(f"{name}: mean squared error {np.square(found - test)[out].mean():.4f}")
+    print(
+        f"{name}: mean squared error {np.square(found - test)[out].mean():.4f}"
+    )

@@ -2,15 +2,16 @@
 Temporal RBM classifier: the chords of a melody
 ===============================================
 
-The chords of a song can be inferred from its melody, although a single note belongs to several
-chords. `TemporalRBMClassifier` sums out the labels of all other frames: the notes before, and in a
-generative fit also those after, determine the chord.
+The chords of a song can be inferred from its melody, although a single note
+belongs to several chords. `TemporalRBMClassifier` sums out the labels of
+all other frames: the notes before, and in a generative fit also those
+after, determine the chord.
 """
 
 # %%
-# In these songs, chords of three to six notes follow each other in a fixed order, with some chords
-# left out. Three notes in four are drawn from the chord, the others from all seven notes. The label
-# of a note is its chord.
+# In these songs, chords of three to six notes follow each other in a fixed
+# order, with some chords left out. Three notes in four are drawn from the
+# chord, the others from all seven notes. The label of a note is its chord.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -28,7 +29,11 @@ def song(rng, n_notes=60):
     while len(notes) < n_notes:
         for _ in range(rng.integers(3, 7)):
             of_chord = rng.random() < 0.75
-            notes.append(rng.choice(CHORDS[NAMES[at]]) if of_chord else rng.integers(7))
+            notes.append(
+                rng.choice(CHORDS[NAMES[at]])
+                if of_chord
+                else rng.integers(7)
+            )
             chords.append(NAMES[at])
         at = (at + rng.choice([1, 2], p=[0.8, 0.2])) % 4
     return np.eye(7)[notes[:n_notes]], np.array(chords[:n_notes])
@@ -37,19 +42,29 @@ def song(rng, n_notes=60):
 def songs(n, seed):
     """Lists of melodies and of their chords."""
     rng = np.random.default_rng(seed)
-    return tuple(map(list, zip(*(song(rng) for _ in range(n)), strict=True)))
+    return tuple(
+        map(list, zip(*(song(rng) for _ in range(n)), strict=True))
+    )
 
 
 (X, y), (X_new, y_new) = songs(60, 0), songs(20, 1)
 
 # %%
-# The discriminative fit learns :math:`p(y_t \mid x_t, x_{<t}, y_{<t})`, so that a label depends on
-# the notes so far. The generative one learns notes and chords together, so that its labels depend
-# on the whole song.
+# The discriminative fit learns :math:`p(y_t \mid x_t, x_{<t}, y_{<t})`, so
+# that a label depends on the notes so far. The generative one learns notes
+# and chords together, so that its labels depend on the whole song.
 
-few = {"n_components": 8, "order": 2, "label_order": 1, "learning_rate": 0.02, "random_state": 0}
+few = {
+    "n_components": 8,
+    "order": 2,
+    "label_order": 1,
+    "learning_rate": 0.02,
+    "random_state": 0,
+}
 causal = TemporalRBMClassifier(**few, n_iter=40).fit(X, y)
-smoothing = TemporalRBMClassifier(**few, n_iter=60, objective="generative").fit(X, y)
+smoothing = TemporalRBMClassifier(
+    **few, n_iter=60, objective="generative"
+).fit(X, y)
 alone = LogisticRegression().fit(np.concatenate(X), np.concatenate(y))
 print(
     f"accuracy by the note alone: {alone.score(np.concatenate(X_new), np.concatenate(y_new)):.2f}"
@@ -58,10 +73,12 @@ print(f"with the notes before it:   {causal.score(X_new, y_new):.2f}")
 print(f"with those after it as well: {smoothing.score(X_new, y_new):.2f}")
 
 # %%
-# The panels show the probabilities of the chords of a new song; points mark the true chords. Where
-# a chord begins, the notes that follow decide.
+# The panels show the probabilities of the chords of a new song; points mark
+# the true chords. Where a chord begins, the notes that follow decide.
 
-fig, axes = plt.subplots(3, 1, figsize=(8, 5.5), sharex=True, layout="constrained")
+fig, axes = plt.subplots(
+    3, 1, figsize=(8, 5.5), sharex=True, layout="constrained"
+)
 found = (
     (alone.predict_proba(X_new[0]), "the note alone"),
     (causal.predict_proba(X_new[0]), "the notes so far"),
@@ -69,8 +86,14 @@ found = (
 )
 truth = np.searchsorted(alone.classes_, y_new[0])
 for ax, (p, title) in zip(axes, found, strict=True):
-    ax.imshow(p.T, cmap="Blues", vmin=0, vmax=1, aspect="auto", origin="lower")
+    ax.imshow(
+        p.T, cmap="Blues", vmin=0, vmax=1, aspect="auto", origin="lower"
+    )
     ax.plot(truth, ".", color="C3", ms=5)
-    ax.set(title=f"p(chord given {title})", yticks=range(4), yticklabels=alone.classes_)
+    ax.set(
+        title=f"p(chord given {title})",
+        yticks=range(4),
+        yticklabels=alone.classes_,
+    )
 axes[-1].set_xlabel("note")
 plt.show()

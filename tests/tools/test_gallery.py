@@ -1,11 +1,12 @@
-"""Figures of the examples are made and filled in one block; titles name a method and its data."""
+"""Examples: figures of one style, made and filled in one block; titles of a method and its data."""
 
 import ast
 from pathlib import Path
 
 import pytest
 
-from tools.gallery import empty_panels, whole_figures
+from skebm.inspection import _drawing
+from tools.gallery import STYLE, empty_panels, use_style, whole_figures
 
 GALLERY = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(GALLERY.glob("*/*.py"))
@@ -61,6 +62,15 @@ def test_titles_are_short_and_examples_tell_a_story(example):
     assert 20 <= len(title) <= 70  # a method and its data, on two lines of a card
     assert len(" ".join(story).split()) >= 20
     assert example.read_text().count("# %%") >= 3
+
+
+def test_displays_have_the_first_colours_of_the_style():
+    matplotlib = pytest.importorskip("matplotlib")
+    with matplotlib.rc_context():
+        use_style({}, "example.py")
+        cycle = matplotlib.rcParams["axes.prop_cycle"].by_key()["color"]
+    assert cycle[:2] == [_drawing.NAVY, _drawing.ORANGE]
+    assert STYLE.parent == GALLERY
 
 
 def test_sections_have_titles():
