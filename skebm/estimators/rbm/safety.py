@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from skebm.base import Binary, sampling
+from skebm.base import Binary, LogPartition, sampling
 from skebm.base.processes import collect_warnings
 from skebm.distributions._fitting import draw_index
 from skebm.energies import BernoulliRBM, MixedRBM, annealing_path
 from skebm.partition.annealed import AnnealingPlan, Schedule
-from skebm.partition.bracket import AISBracket
+from skebm.partition.bracket import WIDE, AISBracket
 from skebm.partition.checks import wide_base
 from skebm.partition.exact import Exact, exact_draws, log_z_cost
-from skebm.partition.importance import summarise
+from skebm.partition.importance import WeightSummary, summarise
 from skebm.samplers import Gibbs
 from skebm.training.selection import LogRatios
 
 # Annealing runs and their temperatures, evenly spaced, from each of two bases: a twentieth of a
-# second for 64 hidden units and 64 columns.
-N_CHAINS, N_BETAS = 50, 75
+# second for 64 hidden units and 64 columns. Four times as many where log Z has a larger error than
+# this, in nats, or may have a mode far from the base.
+N_CHAINS, N_BETAS, LARGEST_ERROR = 50, 75, 0.25
+# Nats, and combined standard errors, by which an estimate is clearly above another one.
+CLEAR, CLEAR_ERRORS = 0.5, 3
 # Rows and temperatures, a fourth of them if the error is then small, of the bracket of a model that
 # is compared with others.
 N_NEAR = 50
 BRACKET = AISBracket(n_chains=N_CHAINS, n_betas=500, n_steps=200, tol=0.1)
-# Terms up to which log Z is summed instead, in less time than annealing takes.
-CHEAP_COST = 1e5
+# Terms up to which log Z is summed instead, in less time than annealing takes: of a fit that goes
+# on, and of a model that is compared with others.
+CHEAP_COST, COMPARED_COST = 3e6, 1e8
 # Rows that assess a model, at most.
 N_HELD_OUT = 500
 
@@ -41,13 +46,14 @@ def rbm_log_ratios(
     """Log-likelihood ratios of rows x (n, d) to the base, with draws of the model.
 
     Persistent chains stay near the data, and a model may have most of its mass in a mode that they
-    never visit. Annealing from the base and from the uniform distribution reaches such modes: the
-    larger of the two values of log Z is used, and the rows of both runs, resampled by their
-    weights, are the draws. Both are exact if a layer has few states.
+    never visit. Annealing from the base and from the uniform distribution reaches such modes: of
+    the two values of log Z the more precise one is used, unless the other is clearly above it, and
+    the rows of that run, resampled by their weights, are the draws. Runs of similar errors are one.
+    Both are exact if a layer has few states.
 
-    Direction: exact with few states. Otherwise each estimate of log Z is low on average, and far
-    too low if annealing has missed modes, so that gains are then too large. If it has missed none,
-    the larger of the two is high by about half of its standard error.
+    Direction: exact with few states. Otherwise log Z is low on average, by about half of its
+    squared standard error, and far too low if annealing has missed modes, so that gains are then
+    too large.
     """
     with torch.no_grad(), sampling(energy):
         ratio = -energy(x) - energy.base.log_prob(x)
@@ -73,34 +79,84 @@ def pessimistic_log_z(
 ) -> float:
     """The largest credible log Z by a short bracket from rows x near the model; exact if cheap.
 
-    Infinite where the energy is not finite.
+    Infinite where it is not known: where the energy is not finite, and where forward annealing has
+    found more than annealing back from the rows, and from where chains take them, can.
     """
-    if log_z_cost(energy) <= CHEAP_COST:
+    if log_z_cost(energy) <= COMPARED_COST:
         return _or_infinite(Exact().estimate(energy).value)
     near = x[:N_NEAR].round() if isinstance(energy.domain, Binary) else x[:N_NEAR]
     with collect_warnings():  # warnings of wide brackets, which are what is asked for
-        return _or_infinite(BRACKET.estimate(energy, x=near, generator=generator).upper)
+        bracket = BRACKET.estimate(energy, x=near, generator=generator)
+    return math.inf if has_crossed(bracket) else _or_infinite(bracket.upper)
+
+
+def has_crossed(bracket: LogPartition) -> bool:
+    """Whether forward annealing is clearly above annealing back, from rows that are no samples."""
+    forward, *others = (
+        WeightSummary(*part, math.nan) for name, part in bracket.parts.items() if name != WIDE
+    )
+    return any(_is_above(forward, back) for back in others)
 
 
 def _or_infinite(log_z: float) -> float:
     return log_z if math.isfinite(log_z) else math.inf
 
 
+def _is_above(one: WeightSummary, other: WeightSummary) -> bool:
+    """Whether an estimate is clearly above another one."""
+    error = math.hypot(one.std_error, other.std_error)
+    return one.log_mean - other.log_mean > max(CLEAR, CLEAR_ERRORS * error)
+
+
+class AnnealedRuns(NamedTuple):
+    """Annealing runs from one or several bases: rows, their log weights, and what log Z is."""
+
+    x: Tensor
+    log_weight: Tensor
+    log_z: WeightSummary
+    is_known: bool
+
+
 def _log_z_by_annealing(
     energy: BernoulliRBM | MixedRBM, generator: torch.Generator, n_chains: int
 ) -> tuple[float, float, Tensor]:
     """log Z by annealing, infinite where the energy is not finite; its error; draws."""
-    schedule = Schedule(torch.linspace(0, 1, N_BETAS).tolist(), [], [])
+    u = torch.rand(2 * n_chains, generator=generator, dtype=torch.float64, device=generator.device)
+    runs = _annealed(energy, generator, n_chains, N_BETAS)
+    if runs is not None and not runs.is_known:
+        runs = _annealed(energy, generator, n_chains, 4 * N_BETAS)
+    if runs is None:
+        return math.inf, 0.0, energy.base.sample(len(u), generator)
+    draws = runs.x[draw_index(runs.log_weight.softmax(0), u)]
+    return runs.log_z.log_mean, runs.log_z.std_error, draws
+
+
+def _annealed(
+    energy: BernoulliRBM | MixedRBM, generator: torch.Generator, n_chains: int, n_betas: int
+) -> AnnealedRuns | None:
+    """Annealing runs that agree, or the one that has found more; None where they are not finite.
+
+    A single run of a large weight may lift the mean of the wider base by several nats, so that the
+    larger of two estimates would often be far too large.
+    """
+    schedule = Schedule(torch.linspace(0, 1, n_betas).tolist(), [], [])
     runs = []
     for start in (energy.base, wide_base(energy, energy.base)):
         if start is not None:
             path = annealing_path(energy, start)
             plan = AnnealingPlan(path, Gibbs(), schedule, delta=1.0, generator=generator)
-            runs.append(plan.particles(n_chains))
-    draws, log_weight = (torch.cat(part) for part in zip(*runs, strict=True))
-    u = torch.rand(len(draws), generator=generator, dtype=torch.float64, device=draws.device)
-    draws = draws[draw_index(log_weight.softmax(0), u)]
-    if not bool(log_weight.isfinite().all()):
-        return math.inf, 0.0, draws
-    log_z = max((summarise(run.log_weight) for run in runs), key=lambda found: found.log_mean)
-    return log_z.log_mean, log_z.std_error, draws
+            x, log_weight = plan.particles(n_chains)
+            if not bool(log_weight.isfinite().all()):
+                return None
+            runs.append((x, log_weight, summarise(log_weight)))
+    runs.sort(key=lambda run: run[2].std_error)
+    best, other = runs[0], runs[-1]
+    error = math.hypot(best[2].std_error, other[2].std_error)
+    more = other[2].log_mean - best[2].log_mean
+    if _is_above(other[2], best[2]):
+        return AnnealedRuns(*other, other[2].std_error <= LARGEST_ERROR)
+    known = best[2].std_error <= LARGEST_ERROR and more <= max(error, LARGEST_ERROR)
+    # Weights of a run of a much larger error say little, and one of them may be the largest of all.
+    similar = [run for run in runs if run[2].std_error <= 2 * best[2].std_error]
+    x, log_weight = torch.cat([run[0] for run in similar]), torch.cat([run[1] for run in similar])
+    return AnnealedRuns(x, log_weight, summarise(log_weight), known)

@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose
 from sklearn.exceptions import ConvergenceWarning
 
 from skebm import RBMEstimator, SpikeSlabRBM
-from skebm.base import Batch
+from skebm.base import Batch, LogPartition
 from skebm.distributions import Gaussian, IndependentBernoulli
 from skebm.energies import BernoulliRBM
 from skebm.estimators.rbm import safety
@@ -25,6 +25,7 @@ from skebm.estimators.recipe import Recipe
 from skebm.estimators.tables.table import probability_table
 from skebm.objectives import ContrastiveDivergence
 from skebm.partition import Exact
+from skebm.partition.bracket import WIDE
 from skebm.samplers import FromData, Gibbs, ParallelTempering, Persistent
 from skebm.training import SGD, EarlyStopping
 from skebm.training.engine import EnergyNet
@@ -139,6 +140,51 @@ def test_a_mode_far_from_the_rows_is_found():
     found = assess(rbm_log_ratios, energy, x, None, seeded(1))
     assert found.gain == pytest.approx(exact, abs=0.5)
     assert found.draws.mean() > 0.7  # of the rows it is 0.06
+
+
+@pytest.mark.usefixtures("annealed")
+@torch.no_grad()
+def test_a_single_large_weight_from_the_wider_base_does_not_decide():
+    """Rare columns are far from uniform ones, so that one annealing run may outweigh all others."""
+    base = IndependentBernoulli(torch.full((150,), -4.0, dtype=DOUBLE))
+    energy = BernoulliRBM(150, 4, generator=seeded(), dtype=DOUBLE, base=base, scale=0.5)
+    energy.visible_bias.copy_(base.logits)
+    exact = Exact().estimate(energy).value
+    x = base.sample(50, seeded())
+    found = [rbm_log_ratios(energy, x, seeded(i)) for i in range(10)]
+    assert all(abs(one.log_z - exact) < 4 * one.log_z_error for one in found)
+    assert all(one.log_z_error < safety.LARGEST_ERROR for one in found)
+
+
+@pytest.mark.parametrize(
+    ("back", "moved", "crossed"),
+    [
+        ((10.1, 0.1), (10.0, 0.1), False),
+        ((9.7, 0.01), (10.0, 0.1), False),  # by less than half a nat
+        ((9.0, 0.1), (10.0, 0.1), True),
+        ((10.0, 0.1), (9.0, 0.1), True),
+        ((9.0, 1.0), (9.0, 1.0), False),  # within the errors
+    ],
+)
+def test_annealing_that_crosses_is_recognised(back, moved, crossed):
+    parts = {"AIS": (10.0, 0.1), "reverse AIS from rows": back, "reverse AIS from chains": moved}
+    wide = {WIDE: (12.0, 0.1)}  # forward, too
+    nan = math.nan
+    found = LogPartition(10.0, 0.1, nan, nan, "heuristic", nan, parts=parts | wide)
+    assert safety.has_crossed(found) is crossed
+
+
+@torch.no_grad()
+def test_log_z_that_crosses_is_not_known(monkeypatch):
+    energy = on_fair_coins(make_rbm(8, 4))
+    x = energy.base.sample(50, seeded())
+    exact = Exact().estimate(energy).value
+    assert safety.pessimistic_log_z(energy, x, seeded()) == pytest.approx(exact)
+    monkeypatch.setattr(safety, "COMPARED_COST", 0)
+    by_bracket = safety.pessimistic_log_z(energy, x, seeded())
+    assert exact - 0.1 < by_bracket < exact + 0.5
+    monkeypatch.setattr(safety, "has_crossed", lambda bracket: True)
+    assert safety.pessimistic_log_z(energy, x, seeded()) == math.inf
 
 
 @pytest.mark.usefixtures("annealed")
