@@ -58,6 +58,8 @@ class Recipe(Generic[F]):
     guard_seed : int or None
         Which rows these are, apart from those that the base was fitted to; None where it was fitted
         to all.
+    trial : Trial or None
+        The short training that chose these settings, until the model is known to be better.
     """
 
     table: Table
@@ -68,6 +70,7 @@ class Recipe(Generic[F]):
     base_reason: str = ""
     n_guards: int = 0
     guard_seed: int | None = None
+    trial: Any = None
 
     def with_settings(self, **settings: Any) -> Self:
         """The same with other settings of the family."""
@@ -106,6 +109,8 @@ class Recipe(Generic[F]):
 
         Training that goes on from an earlier fit keeps what it has, and so does that of a stream.
         """
+        if self.trial is not None:
+            return self.family.best_of_trial(self, net, rows).after_training(net, rows)
         found = self._of_base(net, rows) if self._is_base(net, rows) else self
         return replace(found, family=found.family.finalise(found, net, rows))
 
@@ -205,6 +210,10 @@ class Family(abc.ABC):
         return None
 
     # ---------------------------------------------------------------- the trained model
+
+    def best_of_trial(self, recipe: Any, net: EnergyNet, rows: Rows) -> Any:
+        """The recipe without its trial, or that of the trial where it is better."""
+        return replace(recipe, trial=None)
 
     def check_trained(self, recipe: Any, net: EnergyNet, rows: Rows) -> None:
         """Warn if the training history indicates a bad fit; by default nothing."""

@@ -99,9 +99,8 @@ def assess(
     """
     found = log_ratios(energy, x, generator)
     ratio, share = found.ratio.double(), None if weight is None else weight.double()
-    if n_completions > 1:
-        ratio = ratio.view(-1, n_completions).logsumexp(1) - math.log(n_completions)
-        share = None if share is None else share[::n_completions]
+    ratio = mean_over_completions(ratio, n_completions)
+    share = None if share is None else share[::n_completions]
     gain = float(weighted_mean(ratio, share)) - (found.log_z or 0.0)
     gains = ratio if found.log_z is None and len(ratio) > 1 else None
     if not math.isfinite(gain):
@@ -110,6 +109,11 @@ def assess(
     return Assessment(
         gain, math.hypot(math.sqrt(float(error)), found.log_z_error), found.draws, gains
     )
+
+
+def mean_over_completions(log_ratio: Tensor, n: int) -> Tensor:
+    """Log of the mean ratio over the `n` successive completions of each row."""
+    return log_ratio if n == 1 else log_ratio.view(-1, n).logsumexp(1) - math.log(n)
 
 
 def is_kept(found: Gain, of_all_rows: float = 0.0) -> bool:

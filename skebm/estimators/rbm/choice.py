@@ -8,15 +8,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from skebm.base import Binary, Categorical, Domain, Real, SamplingError, sampling
+from skebm.base import Binary, Categorical, Domain, Real, SamplingError
 from skebm.base.domains import columns_of, parts_of
+from skebm.base.objective import effective_count, weighted_mean, weighted_variance
 from skebm.distributions import Distribution
 from skebm.estimators.rbm.safety import N_HELD_OUT, pessimistic_log_z
-from skebm.estimators.tables.bases import LATENT
+from skebm.estimators.tables.bases import LATENT, log_prob_of
 from skebm.training.guard import N_ASSESSMENTS
 from skebm.training.rows import Rows
-from skebm.training.selection import Gain, n_held_out
+from skebm.training.selection import Gain, mean_over_completions, n_held_out
 from skebm.training.trials import gains_by_epoch, trial_net, until_loss
 
 if TYPE_CHECKING:
@@ -25,8 +27,9 @@ if TYPE_CHECKING:
 PLAIN = "independent"
 # Rows that are held out for the choice, or a third of all: with fifty, it was wrong by 0.3 nats.
 FEWEST_HELD_OUT = 200
-# Nats by which held-out rows must be more likely with dependent columns, whose steps take longer.
-LEAST_GAIN = 0.1
+# Nats by which held-out rows must be more likely, and more than the error of the difference, for
+# another base or number of hidden units than the first; and errors from which on it is clear.
+LEAST_GAIN, CLEARLY_BEHIND = 0.01, 2.0
 # Numbers of hidden units, in the order in which they are preferred where rows may choose, and the
 # one of `BernoulliRBM` otherwise. With 16 or 64 on a tree, dna and mushrooms are 1.2 to 1.7 nats
 # better than with 256, and bbc and cr52 are 0.5 to 5 nats worse.
@@ -39,26 +42,103 @@ PLAIN_SHARE, SHARE = 0.5, 0.1
 
 
 class BaseChoice(NamedTuple):
-    """A base by name, None for one that was passed; the number of hidden units; and why."""
+    """What rows may choose, and why.
+
+    Attributes
+    ----------
+    name : str or None
+        Of the base; None for one that was passed.
+    n_hidden : int
+        Number of hidden units.
+    reason : str
+    learning : str
+        Rule that ``learning="auto"`` is; ``"auto"`` for the exact likelihood where it is cheap.
+    """
 
     name: str | None
     n_hidden: int
     reason: str
+    learning: str = "auto"
 
 
-class ValidationScore(NamedTuple):
-    """Mean log-likelihood of held-out rows after a short training, in nats.
+class Trial(NamedTuple):
+    """What held-out rows say of a model after a part of its training, or all of it.
 
     Attributes
     ----------
-    most : float
-        By a short estimate of log Z, which is low where a model is far from its base.
-    pessimistic : callable
-        ``pessimistic()``: by the largest credible log Z, which takes longer.
+    log_prob : Tensor of shape (n,)
+        Log-likelihood of each row in nats, by a short estimate of log Z, which is low where a model
+        is far from its base; minus infinity where training diverged.
+    error : float
+        Standard error of that estimate.
+    excess : callable
+        ``excess()``: nats by which the largest credible log Z is above the short estimate, which
+        takes longer; infinite where log Z is not known.
+    net : EnergyNet or None
+        What was trained.
+    base : Distribution or None
+        What it corrects.
     """
 
-    most: float
-    pessimistic: Callable[[], float]
+    log_prob: Tensor
+    error: float
+    excess: Callable[[], float]
+    net: EnergyNet | None = None
+    base: Distribution | None = None
+
+    def mean(self, weight: Tensor | None) -> float:
+        """Mean log-likelihood of rows of weights (n,); minus infinity where it is not finite."""
+        return _or_lost(float(weighted_mean(self.log_prob, weight)))
+
+    def pessimistic(self) -> Trial:
+        """The same by the largest credible log Z."""
+        excess = self.excess()
+        return self._replace(log_prob=self.log_prob - excess, error=0.0, excess=lambda: 0.0)
+
+    def gain_over(self, other: Trial, weight: Tensor | None) -> Gain:
+        """Nats a row by which the same rows are more likely than under another model."""
+        if not math.isfinite(self.mean(weight)):
+            return Gain(-math.inf, 0.0)
+        if not math.isfinite(other.mean(weight)):
+            return Gain(math.inf, 0.0)
+        gain = self.log_prob - other.log_prob
+        of_rows = weighted_variance(gain, weight) / effective_count(gain, weight)
+        error = math.hypot(math.sqrt(float(of_rows)), self.error, other.error)
+        return Gain(float(weighted_mean(gain, weight)), error)
+
+    def of_first(self, n: int) -> Trial:
+        """The same of the first n rows."""
+        return self._replace(log_prob=self.log_prob[:n])
+
+
+def trial_of(recipe: Any, net: EnergyNet, held_out: Rows, generator: torch.Generator) -> Trial:
+    """What held-out rows say of a trained net."""
+    energy, family = net.module_.energy, recipe.family
+    rows = family.complete_copies(recipe, held_out, generator)
+    x = rows.block(0, len(rows))
+    try:
+        found = family.log_ratios(recipe)(energy, x, generator)
+    except SamplingError:
+        return lost(len(held_out))
+    log_z = found.log_z or 0.0
+    ratio = mean_over_completions(found.ratio.double(), rows.n_copies)
+    log_prob = log_prob_of(recipe.base, held_out) + ratio - log_z
+
+    def excess() -> float:
+        try:
+            return pessimistic_log_z(energy, x, generator) - log_z
+        except SamplingError:
+            return math.inf
+
+    # Chains from rows that the base has completed say little of log Z.
+    known = held_out.known is None and math.isfinite(log_z)
+    more = excess if known else (lambda: 0.0)
+    return Trial(log_prob, found.log_z_error, more, net, recipe.base)
+
+
+def lost(n: int) -> Trial:
+    """A trial of n rows that has diverged."""
+    return Trial(torch.full((n,), -math.inf, dtype=torch.float64), 0.0, lambda: 0.0)
 
 
 @dataclass
@@ -75,7 +155,7 @@ class ValidationFits:
     net_params : dict or None
         Arguments of the net.
     bases : dict of str to (Distribution, Rows)
-        Bases of the training rows of :meth:`value`, which are the same for all, and the rows as
+        Bases of the training rows of :meth:`trial`, which are the same for all, and the rows as
         completed by them, from which each trial starts.
     """
 
@@ -85,33 +165,24 @@ class ValidationFits:
     net_params: dict[str, Any] | None
     bases: dict[str | None, tuple[Distribution, Rows]] = field(default_factory=dict)
 
-    def value(
-        self, name: str | None, n_hidden: int, train: Rows, held_out: Rows, share: float
-    ) -> ValidationScore:
-        """How likely held-out rows are after a share of the epochs.
+    def trial(self, chosen: BaseChoice, train: Rows, held_out: Rows, share: float) -> Trial:
+        """What held-out rows say after a share of the epochs; all is lost if training diverges.
 
-        The first value is that of the guard, whose short annealing misses more of log Z the farther
-        a model is from its base. For rows with missing entries it is the likelihood of the known
-        ones, by the guard alone. It is minus infinity if training diverges.
+        A line search is not cut short, as it fits the rows ever more closely, nor is it guarded.
         """
-        if name not in self.bases:
+        if chosen.name not in self.bases:
             train = train.with_own_imputations()
-            self.bases[name] = self.fit(name, train), train
-        base, train = self.bases[name]
-        recipe = self.plan(base, BaseChoice(name, n_hidden, ""), train)
+            self.bases[chosen.name] = self.fit(chosen.name, train), train
+        base, train = self.bases[chosen.name]
+        recipe = self.plan(base, chosen, train)
+        share = 1.0 if recipe.plan.searches else share
         n_iter = math.ceil(share * recipe.plan.n_iter)
         # As often as in the fit itself: on a tree, an assessment takes as long as a hundred steps.
-        net = self._net(recipe, train, held_out, n_iter, math.ceil(share * N_ASSESSMENTS))
+        n_times = 0 if recipe.plan.searches else math.ceil(share * N_ASSESSMENTS)
+        net = self._net(recipe, train, held_out, n_iter, n_times)
         if net is None:
-            return ValidationScore(-math.inf, lambda: -math.inf)
-        # Of far rows the gain may be infinite, which the guard does not keep.
-        final = net.guard_.final_gain
-        gain = -math.inf if final is None else final.gain
-        most = _or_lost(gain + recipe.family.mean_of_base(recipe, held_out))
-        if held_out.known is not None:
-            return ValidationScore(most, lambda: most)
-        energy = net.module_.energy
-        return ValidationScore(most, lambda: pessimistic_mean(energy, held_out, self.generator))
+            return lost(len(held_out))
+        return trial_of(recipe, net, held_out, self.generator)
 
     def gains(
         self, chosen: BaseChoice, n_iter: int, train: Rows, held_out: Rows
@@ -136,17 +207,6 @@ class ValidationFits:
             n_times=n_times,
             net_params=self.net_params,
         )
-
-
-def pessimistic_mean(energy: Any, rows: Rows, generator: torch.Generator) -> float:
-    """Mean log-likelihood of rows by the largest credible log Z; minus infinity if not finite."""
-    x, counts = rows.block(0, len(rows)), rows.counts
-    try:
-        with torch.no_grad(), sampling(energy):
-            mean = float(counts / counts.sum() @ -energy(x).double())
-        return _or_lost(mean - pessimistic_log_z(energy, x, generator))
-    except SamplingError:
-        return -math.inf
 
 
 def _or_lost(value: float) -> float:
@@ -182,19 +242,22 @@ def candidates(domain: Domain, *, short: bool, tempered: bool = False) -> list[s
 def choose_base(
     names: Sequence[str | None],
     sizes: Sequence[int],
-    trial: Callable[[str | None, int, Rows, Rows, float], ValidationScore],
+    trial: Callable[[BaseChoice, Rows, Rows, float], Trial],
     rows: Rows,
     generator: torch.Generator,
-) -> BaseChoice:
-    """Base and number of hidden units with which held-out rows are most likely, by short trainings.
+    rules: Sequence[str] = ("auto",),
+) -> tuple[BaseChoice, Trial]:
+    """Base, rule and number of hidden units with which held-out rows are most likely, by trials.
 
     Models on independent columns train for half of the epochs, and models on other bases, which
-    learn their part sooner, for a tenth, which takes about the same time. Other bases are tried
-    with each number of hidden units; independent columns with the first two numbers, and with the
-    rest if independent columns are then in the lead. The first name and the first number are kept
-    unless others are better by 0.1 nats each. The likelihood of a base by itself is no guide: a
-    tree is always ahead of independent columns, yet hidden units on their own may model both what
-    the tree models and what it cannot.
+    learn their part sooner, for a tenth, which takes about the same time. Each base and rule is
+    tried with the first number of hidden units; the other numbers with those that are not clearly
+    behind, in their order, until one is better than the first. The likelihood of a base by itself
+    is no guide: a tree is always ahead of independent columns, yet hidden units on their own may
+    model both what the tree models and what it cannot.
+
+    The same rows are compared under two models, so that the error of the difference is small. Of
+    those that are behind the best by no more than it, the first by base, rule and number is chosen.
 
     Parameters
     ----------
@@ -203,46 +266,81 @@ def choose_base(
     sizes : sequence of int
         Numbers of hidden units, in the order of preference.
     trial : callable
-        Trains with the named base and a number of hidden units on the first rows for a share of the
-        epochs, and returns how likely the second rows are.
+        Trains a choice on the first rows for a share of the epochs, and returns what the second
+        rows say of it.
     rows : Rows
         Training rows.
     generator : torch.Generator
         Draws the rows that are held out.
+    rules : sequence of str
+        Rules of learning, in the order of preference.
+
+    Returns
+    -------
+    choice : BaseChoice
+    trial : Trial
+        Its trial, by the largest credible log Z.
     """
     enough = min(FEWEST_HELD_OUT, len(rows) // 3)
     train, held_out = rows.split(max(n_held_out(len(rows), N_HELD_OUT), enough), generator)
-    plain, preferred = names[0], sizes[0]
-    found: dict[tuple[str | None, int], ValidationScore] = {}
+    weight = None if held_out.weight is None else held_out.weight.double()
+    tried: dict[BaseChoice, Trial] = {}
 
-    def compare(name: str | None, several: Sequence[int]) -> None:
-        share = PLAIN_SHARE if name == PLAIN else SHARE
-        for n in several:
-            found[name, n] = trial(name, n, train, held_out, share)
+    def compare(chosen: BaseChoice) -> Trial:
+        if chosen not in tried:
+            share = PLAIN_SHARE if chosen.name == PLAIN else SHARE
+            tried[chosen] = trial(chosen, train, held_out, share)
+        return tried[chosen]
 
-    def handicap(one: tuple[str | None, int]) -> float:
-        return LEAST_GAIN * ((one[0] != plain) + (one[1] != preferred))
-
-    def most(one: tuple[str | None, int]) -> float:
-        return found[one].most - handicap(one)
-
-    for name in names:
-        compare(name, sizes[:2] if name == PLAIN else sizes)
-    if max(found, key=most)[0] == PLAIN:
-        compare(PLAIN, sizes[2:])
-    # The pessimistic ends of those that may still be the best.
-    ends: dict[tuple[str | None, int], float] = {}
-    best = next(iter(found))
-    for one in sorted(found, key=most, reverse=True):
-        if ends and most(one) <= ends[best] - handicap(best):
-            break
-        ends[one] = found[one].pessimistic()
-        if ends[one] - handicap(one) >= ends.get(best, -math.inf) - handicap(best):
-            best = one
+    firsts = [BaseChoice(name, sizes[0], "", rule) for name in names for rule in rules]
+    best = max(map(compare, firsts), key=lambda one: one.mean(weight))
+    for first in firsts:
+        behind = best.gain_over(tried[first], weight)
+        if behind.gain > CLEARLY_BEHIND * behind.error:
+            continue
+        for n in sizes[1:]:
+            if is_better(compare(first._replace(n_hidden=n)).gain_over(tried[first], weight)):
+                break
+    order = [one for first in firsts for n in sizes if (one := first._replace(n_hidden=n)) in tried]
+    chosen, ends = most_likely({one: tried[one] for one in order}, weight)
     shown = {
-        one: f"{ends[one]:.2f}" if one in ends else f"< {tried.most:.2f}"
-        for one, tried in found.items()
+        one: f"{ends[one].mean(weight):.2f}" if one in ends else f"< {tried[one].mean(weight):.2f}"
+        for one in order
     }
-    compared = ", ".join(f"{name or 'base'} {n}: {value}" for (name, n), value in shown.items())
+    compared = ", ".join(f"{in_words(one)}: {value}" for one, value in shown.items())
     reason = f"nats of {len(held_out)} held-out rows by base and hidden units: {compared}"
-    return BaseChoice(*best, reason)
+    return chosen._replace(reason=reason), ends[chosen]
+
+
+def in_words(chosen: BaseChoice) -> str:
+    """A candidate as `base_reason_` names it."""
+    rule = "" if chosen.learning == "auto" else f" by {chosen.learning}"
+    return f"{chosen.name or 'base'} {chosen.n_hidden}{rule}"
+
+
+def is_better(gain: Gain) -> bool:
+    """Whether a gain is worth another base or number of hidden units."""
+    return gain.gain > max(LEAST_GAIN, gain.error)
+
+
+def most_likely(
+    tried: dict[BaseChoice, Trial], weight: Tensor | None
+) -> tuple[BaseChoice, dict[BaseChoice, Trial]]:
+    """The first of the trials, in their order, than which none is better; and pessimistic ones.
+
+    Those are of the trials that may be the best one, or as good.
+    """
+    ends: dict[BaseChoice, Trial] = {}
+    best: BaseChoice | None = None
+    for one in sorted(tried, key=lambda one: tried[one].mean(weight), reverse=True):
+        if best is not None and is_better(ends[best].gain_over(tried[one], weight)):
+            break
+        ends[one] = tried[one].pessimistic()
+        if best is None or ends[one].mean(weight) > ends[best].mean(weight):
+            best = one
+    assert best is not None
+    most = ends[best]
+    chosen = next(
+        one for one in tried if one in ends and not is_better(most.gain_over(ends[one], weight))
+    )
+    return chosen, ends

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -38,9 +38,12 @@ from skebm.estimators.rbm.choice import (
     N_HIDDEN,
     PLAIN,
     BaseChoice,
+    Trial,
     ValidationFits,
     candidates,
     choose_base,
+    is_better,
+    trial_of,
 )
 from skebm.estimators.rbm.hidden import BinaryLayer, HiddenUnits
 from skebm.estimators.rbm.safety import N_HELD_OUT, rbm_log_ratios
@@ -64,6 +67,7 @@ from skebm.training.selection import (
     WORTH_A_WARNING,
     LogRatioOf,
     epochs_by_halves,
+    is_worth_a_warning,
     rows_apart,
 )
 from skebm.training.trials import ERROR, GAIN
@@ -256,6 +260,33 @@ class RBMFamily(Family, JointModel):
         self.initialise(recipe, net.module_.energy, rows)
         return self
 
+    def best_of_trial(self, recipe: Any, net: EnergyNet, rows: Rows) -> RBMRecipe:
+        """The recipe of the trial that chose it where rows that guard both say that it is better.
+
+        The net is then set to what the trial has trained.
+        """
+        _, guards = self.rows_apart(recipe, rows)
+        weight = None if guards.weight is None else guards.weight.double()
+        generator = torch.Generator(rows.device).manual_seed(net.seed_)
+        final = trial_of(recipe, net, guards, generator).pessimistic()
+        trial: Trial = recipe.trial.of_first(len(guards))
+        loss = trial.gain_over(final, weight)
+        recipe = replace(recipe, trial=None)
+        if trial.net is None or not is_better(loss):
+            return recipe
+        if is_worth_a_warning(loss):
+            warn(
+                f"The model is that of the trial that chose it, of {len(trial.net.history)} "
+                f"epochs: after {len(net.history)} held-out rows are {loss.gain:.2g} nats less "
+                f"likely, with a standard error of {loss.error:.2g}.",
+                TrainingWarning,
+                ("Lower n_components or n_iter, or pass a penalty.", "n_components"),
+                ("Lower n_iter.", "n_iter"),
+            )
+        net.replace(trial.net.module_)
+        net.guard_ = trial.net.guard_
+        return replace(recipe, base=trial.base)
+
     def check_trained(self, recipe: Any, net: EnergyNet, rows: Rows) -> None:
         """Warn of variances that collapsed, and if training has not converged.
 
@@ -394,38 +425,67 @@ def design_recipe(
     plan = functools.partial(
         design, estimator, table, aim=aim, streaming=streaming, of_file=of_file
     )
-    usual = usual_units(estimator)
     given = asked if isinstance(asked, str) else None
-    first = BaseChoice(given, usual, GIVEN)
+    first = BaseChoice(given, usual_units(estimator), GIVEN)
     if given == "auto":
         reason = "by default" if aim == "density" else "fitted for features"
-        first = BaseChoice(PLAIN, usual, reason)
-    seed = None
+        first = first._replace(name=PLAIN, reason=reason)
     # Rows of a file that guard the training are none of the sample in any case.
     apart = given is not None and not of_file and aim == "density"
-    if apart and is_guarded(estimator, table, rows, streaming=streaming):
-        seed = draw_seed(estimator.random_state_)
-    found = plan(fit_apart(base_of, first.name, rows, seed), first, rows, guard_seed=seed)
-    names = [first.name]
-    if given == "auto" and found.n_guards:
-        sampler, short = found.family.chains.training_sampler, found.family.short
-        names = [*candidates(table.domain, short=short, tempered=sampler.kernel is not sampler)]
-    # Of so many columns that 10,000 steps would take too long, trials would, too.
-    long = found.plan.n_batches(rows.n_table) >= ENOUGH_STEPS
-    several = estimator.n_components == "auto" and long
-    sizes = N_HIDDEN if several else (usual,)
-    choice = found.n_guards > 0 and len(names) + len(sizes) > 2
-    if not found.family.by_halves and not choice:
+    guarded = functools.partial(is_guarded, estimator, table, rows, streaming=streaming)
+    may_guard = apart and guarded(first._replace(learning="pcd"))
+    seed = draw_seed(estimator.random_state_) if may_guard else None
+
+    def recipe_of(chosen: BaseChoice) -> RBMRecipe:
+        own = seed if guarded(chosen) else None
+        return plan(fit_apart(base_of, chosen.name, rows, own), chosen, rows, guard_seed=own)
+
+    found = recipe_of(first)
+    names, sizes, rules = alternatives(estimator, found, rows)
+    if not found.family.by_halves and len(names) * len(sizes) * len(rules) == 1:
         return found
     generator = torch.Generator(rows.device).manual_seed(draw_seed(estimator.random_state_))
     trials = ValidationFits(base_of, plan, generator, estimator.net_params)
     if found.family.by_halves:
         gains = functools.partial(trials.gains, first, found.plan.n_iter)
         return found.with_epochs(epochs_by_halves(gains, rows, generator))
-    chosen = choose_base(names, sizes, trials.value, rows, generator)
-    same = chosen.name == first.name
-    base = found.base if same else fit_apart(base_of, chosen.name, rows, seed)
-    return plan(base, chosen, rows, guard_seed=seed)
+    # The rows that guard the training are among those that choose, and the first of them.
+    splits = generator if seed is None else torch.Generator(rows.device).manual_seed(seed)
+    chosen, trial = choose_base(names, sizes, trials.trial, rows, splits, rules)
+    same = chosen == first._replace(reason=chosen.reason)
+    final = replace(found, base_reason=chosen.reason) if same else recipe_of(chosen)
+    return final if final.guard_seed is None else replace(final, trial=trial)
+
+
+def alternatives(
+    estimator: Any, first: RBMRecipe, rows: Rows
+) -> tuple[Sequence[str | None], Sequence[int], Sequence[str]]:
+    """Bases, numbers of hidden units and rules among which rows choose; one of each if they do not.
+
+    Sizes are not compared where 10,000 steps would take too long, as trials would, too; nor are
+    bases where the likelihood is exact, with which hidden units learn what a tree models. PCD,
+    which held-out rows guard, is another rule there: the exact maximum may fit few rows too well.
+    """
+    name, family = first.base_name, first.family
+    compares = family.aim == "density" and not family.streaming and len(rows) >= FEWEST_ROWS
+    if not compares or not _steps_are_ours(estimator):
+        return [name], [family.n_hidden], ["auto"]
+    plan, searches = first.plan, first.plan.searches and not family.short
+    long = searches or plan.n_batches(rows.n_table) >= ENOUGH_STEPS
+    sizes = N_HIDDEN if estimator.n_components == "auto" and long else (family.n_hidden,)
+    of_file, given = rows.n_table > len(rows), estimator._hidden.base(estimator.base)
+    stochastic = of_file or rows.known is not None or _asks_for_steps(estimator)
+    how = BaseChoice(name, sizes[0], "")
+    learning, _ = _rule(estimator, first.table, how, aim="density", stochastic=stochastic)
+    if learning == "exact" and not stochastic:
+        free = estimator.learning == "auto" and len(sizes) > 1
+        return [name], sizes, ["auto", "pcd"] if free else ["auto"]
+    names: Sequence[str | None] = [name]
+    if given == "auto":
+        sampler = family.chains.training_sampler
+        tempered = sampler.kernel is not sampler
+        names = candidates(first.table.domain, short=family.short, tempered=tempered)
+    return names, sizes, ["auto"]
 
 
 def _going_on(
@@ -440,7 +500,10 @@ def _going_on(
     check_base_stays(estimator.base, last.base, last.base_name)
     asked = estimator.n_components
     n_hidden = last.family.n_hidden if asked == "auto" else asked
-    chosen = BaseChoice(last.base_name, n_hidden, last.base_reason)
+    # PCD may have been chosen where the exact likelihood is cheap.
+    chose_pcd = last.family.learning == "pcd" and not last.family.streaming
+    rule = "pcd" if chose_pcd and estimator.chains is None else "auto"
+    chosen = BaseChoice(last.base_name, n_hidden, last.base_reason, rule)
     new = design(
         estimator,
         table,
@@ -500,13 +563,12 @@ def design(
     sampler = None if estimator.sampler is None else clone(estimator.sampler)
     units = estimator._hidden.units(chosen.n_hidden)
     stochastic = streaming or of_file or rows.known is not None or _asks_for_steps(estimator)
-    learning, chains = _rule(estimator, table, aim, stochastic=stochastic)
+    learning, chains = _rule(estimator, table, chosen, aim=aim, stochastic=stochastic)
     if sampler is not None:
         _check_sampler(sampler, learning, chains, base)
-    how = {"streaming": streaming, "stochastic": stochastic}
-    ours = aim == "density" and _steps_are_ours(estimator, learning, **how)
     steps = _kind_of_steps(aim, learning, table)
     line_search = learning == "exact" and not stochastic
+    ours = aim == "density" and not (streaming or line_search) and _steps_are_ours(estimator)
     plan = _plan(
         estimator,
         learning,
@@ -661,22 +723,23 @@ def _most_epochs(learning: str, n_units: int, rows: Rows, steps: str, batch_size
     return min(wanted, MOST_EPOCHS) if few else wanted
 
 
-def _steps_are_ours(estimator: Any, learning: str, *, stochastic: bool, streaming: bool) -> bool:
-    """Whether steps are stochastic, and rate and batch size ours: rows may judge the training."""
+def _steps_are_ours(estimator: Any) -> bool:
+    """Whether rate and batch size are, so that rows may judge the training."""
     rate, size, _ = asked_steps(estimator)
-    line_search = learning == "exact" and not stochastic
-    return bool(rate == size == "auto" and not line_search and not streaming)
+    return bool(rate == size == "auto")
 
 
-def is_guarded(estimator: Any, table: Table, rows: Rows, *, streaming: bool) -> bool:
-    """Whether some rows are to guard a training that there is."""
-    if len(rows) < FEWEST_ROWS or asked_steps(estimator).n_iter == 0:
+def is_guarded(
+    estimator: Any, table: Table, rows: Rows, chosen: BaseChoice, *, streaming: bool
+) -> bool:
+    """Whether some rows are to guard a training that there is, by stochastic steps."""
+    if len(rows) < FEWEST_ROWS or asked_steps(estimator).n_iter == 0 or streaming:
         return False
     if fraction_of_early_stopping(estimator.early_stopping) is not None:
         return False
-    stochastic = streaming or rows.known is not None or _asks_for_steps(estimator)
-    learning, _ = _rule(estimator, table, "density", stochastic=stochastic)
-    return _steps_are_ours(estimator, learning, stochastic=stochastic, streaming=streaming)
+    stochastic = rows.known is not None or _asks_for_steps(estimator)
+    learning, _ = _rule(estimator, table, chosen, aim="density", stochastic=stochastic)
+    return _steps_are_ours(estimator) and (stochastic or learning != "exact")
 
 
 def _default_batch_size(n_rows: int, n_iter: int | str) -> int:
@@ -691,19 +754,19 @@ def _default_batch_size(n_rows: int, n_iter: int | str) -> int:
 
 
 def _rule(
-    estimator: Any, table: Table, aim: str, *, stochastic: bool
+    estimator: Any, table: Table, chosen: BaseChoice, *, aim: str, stochastic: bool
 ) -> tuple[str, ChainPolicy | None]:
     """The learning rule, of a density by default exact if that is cheap, and its chains.
 
     There is no exact rule for other units than bits, and none without chains for real ones.
     """
     learning, chains = estimator.learning, estimator.chains
+    learning = chosen.learning if learning == "auto" else learning
     if not isinstance(chains, Persistent | FromData | None):
         raise ValueError(f"chains={chains!r}: an RBM takes Persistent (PCD) or FromData (CD).")
     cost = math.inf
     if isinstance(table.domain, Binary):
-        # The same rule for all numbers of hidden units among which rows may choose.
-        cost = estimator._hidden.units(usual_units(estimator)).cost(table.domain)
+        cost = estimator._hidden.units(chosen.n_hidden).cost(table.domain)
     elif learning == "exact":
         raise ValueError('learning="exact" is for binary columns: use learning="pcd".')
     if learning in LOCAL_RULES:

@@ -230,15 +230,19 @@ def conditional(base: Distribution, clamp: Clamp) -> Any:
     return base.tilted(torch.zeros_like(clamp.value)).given(clamp)
 
 
-def mean_log_prob(base: Distribution, rows: Rows) -> float:
-    """Mean log-likelihood of rows, of their known entries, under a base."""
-    x, counts = rows.block(0, len(rows)), rows.counts
+def log_prob_of(base: Distribution, rows: Rows) -> Tensor:
+    """Log-likelihood of each row, of its known entries, under a base; float64 (n,)."""
+    x = rows.block(0, len(rows))
     with torch.no_grad():
         if rows.known is None:
-            found = base.log_prob(x)
-        else:
-            found = conditional(base, Clamp(rows.known, x)).log_normaliser
-    return float(counts / counts.sum() @ found.double())
+            return base.log_prob(x).double()
+        return conditional(base, Clamp(rows.known, x)).log_normaliser.double()
+
+
+def mean_log_prob(base: Distribution, rows: Rows) -> float:
+    """Mean log-likelihood of rows, of their known entries, under a base."""
+    counts = rows.counts
+    return float(counts / counts.sum() @ log_prob_of(base, rows))
 
 
 def _independent_levels(x: Tensor, weight: Tensor, groups: tuple[int, ...]) -> Distribution:
