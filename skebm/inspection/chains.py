@@ -151,6 +151,7 @@ class ChainDisplay:
             spare.remove()
         for name, ax in self.axes_.items():
             self._parts()[name](ax)
+            ax.spines[["top", "right"]].set_visible(False)
         return self
 
     def _parts(self) -> dict[str, Any]:

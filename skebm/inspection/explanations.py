@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, time
 from typing import Any
 
 import numpy as np
@@ -203,13 +204,35 @@ class ExplanationDisplay:
             return f"{name}\nnot explained"
         if explanation.expected is None:
             return name
-        return f"{name}\nexpected {short(explanation.expected[row, j])}"
+        expected = _alike(explanation.expected[row, j], explanation.values[row, j])
+        return f"{name}\nexpected {short(expected)}"
+
+
+def _alike(expected: Any, value: Any) -> Any:
+    """What is expected, as precise as the value: a boolean, or a day without the time."""
+    if isinstance(value, (bool, np.bool_)) and isinstance(expected, (float, np.floating)):
+        return expected if math.isnan(expected) else bool(round(float(expected)))
+    if _is_day(value) and _is_date(expected):
+        return expected.replace(hour=0, minute=0, second=0, microsecond=0)
+    return expected
+
+
+def _is_date(value: Any) -> bool:
+    """A date that is known: NaT of pandas is a datetime that differs from itself."""
+    return isinstance(value, datetime) and value == value
+
+
+def _is_day(value: Any) -> bool:
+    return _is_date(value) and value.time() == time.min
 
 
 def short(value: Any) -> str:
-    """A value in few letters: three digits of a number; a string, shortened if long."""
+    """A value in few letters: three digits of a number, a date, a string, shortened if long."""
     if isinstance(value, (bool, np.bool_)):
         return str(value)
+    if isinstance(value, datetime):
+        day = "%Y-%m-%d" if _is_day(value) else "%Y-%m-%d %H:%M"
+        return format(value, day) if _is_date(value) else "missing"
     if not isinstance(value, (int, float, np.number)):
         return "missing" if value is None else _shorten(str(value))
     value = float(value)

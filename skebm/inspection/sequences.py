@@ -291,7 +291,9 @@ class TrajectoryDisplay:
             ax.axvline(self.n_start - 1, color="0.6", lw=0.8)
             ax.set_ylabel(self.column_names[k], fontsize="small")
             ax.tick_params(labelsize="small")
-        axes[0].legend(loc="upper right", ncols=2, fontsize="small", edgecolor="none")
+            ax.spines[["top", "right"]].set_visible(False)
+        above = {"loc": "lower right", "bbox_to_anchor": (1, 1), "borderaxespad": 0.1}
+        axes[0].legend(ncols=2, frameon=False, fontsize="small", **above)
         axes[-1].set_xlabel("frame")
         return self
 

@@ -1,5 +1,6 @@
 """Displays of detectors: what they draw of what they are given, and what they refuse."""
 
+from datetime import datetime
 from itertools import combinations
 
 import numpy as np
@@ -581,6 +582,31 @@ def test_bars_are_the_contributions_in_descending_order():
     display.figure_.canvas.draw()
 
 
+def test_what_is_expected_is_as_precise_as_the_value():
+    pd = pytest.importorskip("pandas")
+    day, second = pd.Timestamp("2025-01-03"), pd.Timestamp("2024-12-16 13:33:54.157")
+    display = ExplanationDisplay(
+        explanation(
+            contributions=np.array([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0]]),
+            values=np.array([[day, True, second], [pd.NaT, False, day]], dtype=object),
+            expected=np.array([[second, 0.2, second], [second, np.nan, pd.NaT]], dtype=object),
+        )
+    ).plot()
+    labels = [[tick.get_text() for tick in ax.get_yticklabels()] for ax in display.axes_]
+    assert labels == [
+        [
+            "alcohol = 2025-01-03\nexpected 2024-12-16",
+            "colour = True\nexpected False",
+            "weight = 2024-12-16 13:33\nexpected 2024-12-16 13:33",
+        ],
+        [
+            "alcohol = missing\nexpected 2024-12-16 13:33",
+            "colour = False\nexpected missing",
+            "weight = 2025-01-03\nexpected missing",
+        ],
+    ]
+
+
 def test_only_infinite_contributions_and_none_expected():
     given = np.array([[-np.inf, np.inf, 0.0]])
     values = np.zeros((1, 3))
@@ -655,6 +681,8 @@ def test_no_text_overlaps(detector):
         (True, "True"),
         ("a name", "a name"),
         ("x" * 60, "x" * 27 + "…"),
+        (datetime(2025, 1, 3), "2025-01-03"),
+        (datetime(2025, 1, 3, 14, 5, 59), "2025-01-03 14:05"),
     ],
 )
 def test_short_values(value, text):
