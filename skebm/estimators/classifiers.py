@@ -6,6 +6,7 @@ import abc
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from scipy.special import log_softmax
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
@@ -143,6 +144,23 @@ def class_weights(asked: Any, classes: np.ndarray, rows: Rows) -> tuple[float, .
     # Batch means are over all rows, also those without labels.
     found = found * counts.sum() / of_class.sum()
     return None if np.allclose(found, 1) else tuple(found.tolist())
+
+
+def with_copies_of_labelled(rows: Rows) -> Rows:
+    """Labelled rows several times with a part of their weight each, where they are few.
+
+    Batches then have about one labelled row in three; the means are the same.
+    """
+    assert rows.y is not None
+    known = rows.y != UNKNOWN
+    n_known = int(known.sum())
+    n_copies = round((len(rows) - n_known) / (2 * n_known)) if n_known else 1
+    if n_copies < 2 or rows.is_mapped:
+        return rows
+    index = torch.arange(len(rows), device=rows.device)
+    found = rows.subset(torch.cat([index[~known], index[known].repeat(n_copies)]))
+    weight = torch.cat([rows.counts[~known], (rows.counts[known] / n_copies).repeat(n_copies)])
+    return found.with_weights(weight)
 
 
 # ------------------------------------------------------------------------------

@@ -21,6 +21,8 @@ from skebm.samplers import ChainPolicy
 FORMS = ("factored", "joint")
 # Target of an unlabelled row.
 UNKNOWN = -1
+# Probability from which on a model's own class of an unlabelled row counts as its label.
+SURE = 0.9
 # Error of a mean of logits in float32, and halvings by which the power of their sum is found.
 ROUNDING, N_BISECTIONS = 1e-5, 20
 
@@ -38,12 +40,16 @@ class View(NamedTuple):
         Uniform numbers that determine the classes of the chains; None if none are drawn.
     state : object
         State of the chains.
+    pseudo : Tensor of shape (n,) or None
+        Classes of unlabelled rows that the model is sure of, -1 for all others; None if they have
+        no weight.
     """
 
     classified: Tensor | None
     x: Tensor | None
     u: Tensor | None
     state: Any
+    pseudo: Tensor | None = None
 
 
 class ClassObjective(Objective):
@@ -62,6 +68,7 @@ class ClassObjective(Objective):
     """
 
     class_weight: Tensor | None
+    unlabeled_weight: float = 0.0
 
     def __init__(
         self,
@@ -109,13 +116,18 @@ class ClassObjective(Objective):
     def start(self, batch: Batch, generator: torch.Generator) -> Any:
         return self.generative.start(batch, generator) if self.generative_weight else None
 
-    def cross_entropy_of(self, logits: Tensor, batch: Batch) -> Tensor:
-        """Mean over all rows, with zero for unlabelled ones."""
+    def cross_entropy_of(
+        self, logits: Tensor, batch: Batch, pseudo: Tensor | None = None
+    ) -> Tensor:
+        """Mean over all rows, with zero for unlabelled ones that have no pseudo-label (n,)."""
         if batch.y is None:
             return 0 * logits.sum()
         value = cross_entropy(logits, batch.y, reduction="none", ignore_index=UNKNOWN)
         if self.class_weight is not None:
             value = value * self.class_weight[batch.y.clamp_min(0)]
+        if pseudo is not None:
+            of_pseudo = cross_entropy(logits, pseudo, reduction="none", ignore_index=UNKNOWN)
+            value = value + self.unlabeled_weight * of_pseudo
         return (value if batch.weight is None else batch.weight * value).mean()
 
     # ---------------------------------------------------------------- monitoring
@@ -211,8 +223,9 @@ class JointLikelihood(ClassObjective):
     distributed as the model, it has the same expectation and more variance; if not, the classes
     are biased as the chains are [1]_.
 
-    Rows with target -1 are unlabelled and contribute to p(x) alone, as do all rows of a batch
-    without targets.
+    Rows with target -1 are unlabelled and contribute to p(x), as do all rows of a batch without
+    targets. With `unlabeled_weight` they also contribute to the cross-entropy, by the class that
+    has a probability of 0.9 or more at the row without noise, where there is one [4]_, [5]_.
 
     Parameters
     ----------
@@ -238,6 +251,8 @@ class JointLikelihood(ClassObjective):
         step of this length, which costs a second pass. With 0 it is evaluated at the weights.
     clip_norm : float or None, default=None
         Maximum norm of the gradient.
+    unlabeled_weight : float, default=0
+        Weight of the cross-entropy of unlabelled rows.
 
     References
     ----------
@@ -247,6 +262,10 @@ class JointLikelihood(ClassObjective):
        models", CVPR, section 4 (SADA-JEM).
     .. [3] Foret, Kleiner, Mobahi and Neyshabur (2021), "Sharpness-aware minimization for
        efficiently improving generalization", ICLR, algorithm 1.
+    .. [4] Lee (2013), "Pseudo-label: the simple and efficient semi-supervised learning method for
+       deep neural networks", ICML workshop on challenges in representation learning.
+    .. [5] Sohn et al. (2020), "FixMatch: simplifying semi-supervised learning with consistency and
+       confidence", NeurIPS.
 
     Examples
     --------
@@ -280,6 +299,7 @@ class JointLikelihood(ClassObjective):
         augmentation: Any = None,
         sharpness: float = 0.0,
         clip_norm: float | None = None,
+        unlabeled_weight: float = 0.0,
         **generative: Any,
     ):
         if not isinstance(energy.network, ClassMarginal):
@@ -299,6 +319,7 @@ class JointLikelihood(ClassObjective):
         super().__init__(of_rows, generative_weight, class_weight)
         self.form, self.noisy = form, noisy
         self.augmentation, self.sharpness, self.clip_norm = augmentation, sharpness, clip_norm
+        self.unlabeled_weight = unlabeled_weight
 
     # ---------------------------------------------------------------- the loss
 
@@ -340,7 +361,20 @@ class JointLikelihood(ClassObjective):
         if self.augmentation is not None:
             with torch.no_grad():
                 classified = self.augmentation(classified, generator)
-        return View(classified, x, u, state)
+        return View(classified, x, u, state, self._pseudo_labels(batch))
+
+    @torch.no_grad()
+    def _pseudo_labels(self, batch: Batch) -> Tensor | None:
+        """Classes of unlabelled rows that the model is sure of, without noise; -1 for others."""
+        if not self.unlabeled_weight or batch.y is None:
+            return None
+        unknown = (batch.y == UNKNOWN).nonzero().ravel()
+        found = torch.full_like(batch.y, UNKNOWN)
+        if len(unknown):
+            with sampling(self.energy):
+                share, label = self.logits(batch.x[unknown]).softmax(1).max(1)
+            found[unknown] = torch.where(share >= SURE, label, UNKNOWN)
+        return found
 
     def _backward(self, view: View, batch: Batch, trained: list[torch.nn.Parameter]) -> Tensor:
         """Write the gradient at the current weights and return the loss there."""
@@ -355,13 +389,14 @@ class JointLikelihood(ClassObjective):
         network, weight = self._class_marginal, self.generative_weight
         if view.x is None:
             assert view.classified is not None
-            return self.cross_entropy_of(self.logits(view.classified), batch)
+            return self.cross_entropy_of(self.logits(view.classified), batch, view.pseudo)
         chain, n = view.state.chain.x, len(view.x)
         shared = view.classified is None
         parts = [view.x, chain] if view.classified is None else [view.x, chain, view.classified]
         logits = self.logits(torch.cat(parts))
         both = logits[: n + len(chain)]
-        discriminative = self.cross_entropy_of(logits[:n] if shared else logits[len(both) :], batch)
+        classified = logits[:n] if shared else logits[len(both) :]
+        discriminative = self.cross_entropy_of(classified, batch, view.pseudo)
         if view.u is None:
             f = network.of_logits(both)
             return discriminative + weight * self.generative.contrast(f, batch, view.state)

@@ -12,7 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from skebm.base import Batch, Binary, Real
 from skebm.distributions import Gaussian, IndependentBernoulli
 from skebm.energies import MLP, ClassMarginal, NeuralEnergy
-from skebm.objectives import ContrastiveDivergence, JointLikelihood, Refinement
+from skebm.objectives import ContrastiveDivergence, JointLikelihood, Refinement, joint
 from skebm.objectives.joint import likeliest_power
 from skebm.samplers import MALA, FromData, GibbsWithGradients, Langevin, Persistent
 from tests.support.networks import build, classified, neural
@@ -186,6 +186,28 @@ def test_rows_of_unknown_class_count_in_the_density_alone(form, weight):
         one = objective._of_targets(logits, y)
         assert torch.equal(one[known], -logits[known, y[known]])
         torch.testing.assert_close(one[~known], -logits[~known].logsumexp(1))
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5])
+def test_rows_that_the_model_is_sure_of_count_by_its_own_class(weight, monkeypatch):
+    energy, x = classified(), rows()
+    share, label = energy.network.classifier(x).detach().softmax(1).max(1)
+    monkeypatch.setattr(joint, "SURE", float(share.median()))
+    y = torch.where(torch.arange(9) % 3 == 0, classes(), -1)
+    kind = {"generative_weight": weight, "class_weight": torch.full((4,), 3.0, dtype=DOUBLE)}
+    chains = Langevin(0.05, noise_scale=0.0), FromData(1)
+    plain = JointLikelihood(energy, *chains, **kind)
+    objective = JointLikelihood(energy, *chains, **kind, unlabeled_weight=0.5)
+    state = objective.start(Batch(x, y), seeded(0))
+    found, before = (flat(gradient(one, Batch(x, y), state, 3)[0]) for one in (objective, plain))
+    sure = (y < 0) & (share >= share.median())
+    assert 0 < sure.sum() < (y < 0).sum()
+
+    def of_pseudo(_):
+        logits = energy.network.classifier(x)[sure]
+        return 0.5 * cross_entropy(logits, label[sure], reduction="sum") / 9
+
+    torch.testing.assert_close(found, before + flat(autograd(of_pseudo, energy)))
 
 
 def test_weights_of_rows_and_of_classes():

@@ -182,6 +182,10 @@ class Rule(abc.ABC):
         """The trained part of the energy."""
         return build_network(config, spec)
 
+    def training_rows(self, rows: Rows) -> Rows:
+        """Equivalent rows that are better to train on; by default the same."""
+        return rows
+
     def model_network(self, network: nn.Module) -> nn.Module:
         """The network of the model, made from the one that was trained; by default the same."""
         return network
@@ -300,6 +304,9 @@ class NeuralFamily(Family, JointModel):
         network = self.rule.network(self.network_config, spec)
         kind: dict[str, Any] = {"image_shape": table.image_shape, "noise_levels": levels}
         return energy_of(network, table.domain, base, **kind)
+
+    def deduplicate(self, recipe: NeuralRecipe, rows: Rows) -> Rows:
+        return self.rule.training_rows(super().deduplicate(recipe, rows))
 
     def initialise(self, recipe: NeuralRecipe, energy: Any, rows: Rows) -> None:
         check_initial_values(energy, rows)

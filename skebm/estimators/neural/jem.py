@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from skebm._validation import (
     Interval,
     StrOptions,
     check_is_fitted,
+    draw_seed,
 )
 from skebm.base import Sampler
 from skebm.energies import ClassMarginal, NeuralEnergy, Spec, build_network
@@ -24,11 +25,13 @@ from skebm.estimators.classifiers import (
     ProbabilisticClassifierMixin,
     class_weights,
     codes_of,
+    with_copies_of_labelled,
 )
 from skebm.estimators.neural.family import (
     BASE,
     CONFIGS,
     DOMAIN,
+    FEWEST_PASSES,
     NEURAL_CONSTRAINTS,
     POLICIES,
     SIGMA,
@@ -47,6 +50,13 @@ from skebm.estimators.neural.family import (
     takes_noise_off,
     validation_options,
 )
+from skebm.estimators.neural.joint_choice import (
+    MOST_WORK,
+    ClassTrials,
+    chosen_by_trials,
+    labelled_folds,
+    work_of_a_pass,
+)
 from skebm.estimators.neural.model import NeuralMixin
 from skebm.estimators.neural.sampling import (
     LEAST_CHAINS,
@@ -59,14 +69,14 @@ from skebm.estimators.tables.table import Table
 from skebm.objectives import JointLikelihood
 from skebm.objectives.joint import FORMS, likeliest_power
 from skebm.objectives.log_partition import LogPartitionMonitor
-from skebm.samplers import ChainPolicy
+from skebm.samplers import ChainPolicy, Persistent
+from skebm.training.plan import asked_steps
 from skebm.training.rows import Rows
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
 
-# Maximum number of epochs of ``n_iter="auto"``: with more, classifiers of few rows become
-# overconfident.
+# Maximum number of epochs of ``n_iter="auto"``.
 MOST_PASSES = 100
 # Maximum of the default weight of log p(x). With many columns the weight is one over their number,
 # as log p(x) is a sum over columns that would outweigh a small cross-entropy.
@@ -95,6 +105,11 @@ class Hybrid(BaseEstimator):
         gradient is evaluated.
     sigma_anneal : float, default=1
         Initial factor on the noise, which decays to 1 over the first half of training.
+    unlabeled_weight : float, default=1
+        Weight of the cross-entropy of unlabelled rows with the class to which the model gives a
+        probability of 0.9 or more at the row without noise, where there is one [4]_, [5]_. The mean
+        over these rows counts as much as that over labelled ones. With 0 unlabelled rows contribute
+        to p(x) alone.
     energy_l2 : float, default=0
         Weight of a penalty on the squares of :math:`\log \sum_y e^{\mathrm{logits}_y}` at rows and
         chains.
@@ -119,6 +134,10 @@ class Hybrid(BaseEstimator):
        models", CVPR (SADA-JEM).
     .. [3] Foret, Kleiner, Mobahi and Neyshabur (2021), "Sharpness-aware minimization for
        efficiently improving generalization", ICLR.
+    .. [4] Lee (2013), "Pseudo-label: the simple and efficient semi-supervised learning method for
+       deep neural networks", ICML workshop on challenges in representation learning.
+    .. [5] Sohn et al. (2020), "FixMatch: simplifying semi-supervised learning with consistency and
+       confidence", NeurIPS.
 
     Examples
     --------
@@ -132,6 +151,7 @@ class Hybrid(BaseEstimator):
         "noisy": ["boolean"],
         "augmentation": [callable, None],
         "sharpness": [Interval(Real, 0, None, closed="left")],
+        "unlabeled_weight": [Interval(Real, 0, None, closed="left")],
         "sigma_anneal": [Interval(Real, 1, None, closed="left")],
         "energy_l2": [Interval(Real, 0, None, closed="left")],
         "clip_norm": [Interval(Real, 0, None, closed="neither"), None],
@@ -146,6 +166,7 @@ class Hybrid(BaseEstimator):
         noisy=True,
         augmentation=None,
         sharpness=0.0,
+        unlabeled_weight=1.0,
         sigma_anneal=1.0,
         energy_l2=0.0,
         clip_norm=None,
@@ -153,6 +174,19 @@ class Hybrid(BaseEstimator):
         power="auto",
     ):
         assign_parameters(self, locals())
+
+
+class Blur(NamedTuple):
+    """An augmentation by normal noise of standard deviations `sigma`, and then by another one."""
+
+    sigma: Tensor
+    then: Any
+
+    def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        noise = torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)
+        x = x + self.sigma.to(x) * noise
+        found: Tensor = x if self.then is None else self.then(x, generator)
+        return found
 
 
 @dataclass(frozen=True)
@@ -172,6 +206,8 @@ class JointRule(ChainRule):
         Weights of the classes, divided by the fraction of labelled rows.
     power : float
         Power of the trained model's sum over classes; training is at power 1.
+    unlabeled_weight : float
+        Weight of the pseudo-labels of unlabelled rows.
     """
 
     sampler: Sampler
@@ -182,7 +218,11 @@ class JointRule(ChainRule):
     generative_weight: float
     class_weight: tuple[float, ...] | None
     power: float = 1.0
+    unlabeled_weight: float = 0.0
     holds_out = False
+
+    def training_rows(self, rows: Rows) -> Rows:
+        return with_copies_of_labelled(rows) if self.unlabeled_weight else rows
 
     def model_network(self, network: nn.Module) -> nn.Module:
         joint: Any = network
@@ -194,6 +234,14 @@ class JointRule(ChainRule):
         energy = recipe.family.energy(recipe, net.module_.energy.eval())
         noise = None if takes_noise_off(recipe) else recipe.family.sigma
         return replace(self, power=choose_power(noise, energy, rows, net.validation))
+
+    def without_chains(self, recipe: NeuralRecipe) -> JointRule:
+        """The classifier alone, on rows with the noise that those of the likelihood have."""
+        noise, settings = recipe.family.sigma, clone(self.settings)
+        if settings.noisy and noise is not None:
+            blur = Blur(noise.view(recipe.table.image_shape or noise.shape), settings.augmentation)
+            settings.set_params(augmentation=blur)
+        return replace(self, generative_weight=0.0, settings=settings)
 
     def network(self, config: Any, spec: Spec) -> nn.Module:
         spec = spec._replace(n_classes=self.n_classes, whitening=None)
@@ -216,11 +264,14 @@ class JointRule(ChainRule):
             sigma=sigma,
             anneal=self.anneal,
             energy_l2=asked.energy_l2,
+            unlabeled_weight=self.unlabeled_weight,
         )
 
     def without_effect(self, asked: dict[str, Any]) -> dict[str, str]:
         if "chains" in asked and self.generative_weight == 0:
             return {"chains": "with generative_weight=0 no chain moves"}
+        if "objective__unlabeled_weight" in asked and "unlabeled" not in asked:
+            return {"unlabeled_weight of objective": "without `unlabeled` all rows are labelled"}
         return {}
 
 
@@ -262,7 +313,9 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
     generative_weight : float or "auto", default="auto"
         :math:`\lambda \ge 0`. 0 is a plain classifier, without chains. 1 is the joint maximum
         likelihood of rows and labels, in which :math:`\log p(x)`, a sum over columns, outweighs the
-        labels. ``"auto"`` is 0.03, or one over the number of columns if there are more than 33.
+        labels. ``"auto"`` is 0.03, or one over the number of columns if there are more than 33; it
+        is 0 where trials (see `n_iter`) find that noise and density cost class probabilities. The
+        density alone would choose the largest weight: what it gets is what the classes do not pay.
     sampler : Sampler or None, default=None
         Sampler of the chains, in training and for samples. None is adaptive
         :class:`skebm.samplers.MALA`, and :class:`~skebm.samplers.GibbsWithGradients` on discrete
@@ -272,7 +325,9 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
         As in :class:`ContrastiveDivergenceDensity`; without a base, chains are initialised
         uniformly within `bounds`.
     unlabeled : label or None, default=None
-        Label of rows whose class is unknown, which contribute to p(x) only. None: all are labelled.
+        Label of rows whose class is unknown. They contribute to p(x), and to the cross-entropy by
+        the class that the model itself is sure of (`unlabeled_weight` of :class:`Hybrid`). None:
+        all are labelled.
     class_weight : dict, "balanced" or None, default=None
         Weights of the classes in the cross-entropy; they do not affect p(x).
     <<domain>>
@@ -288,8 +343,16 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
         Train on columns of mean 0 and variance 1.
     <<learning_rate, batch_size>>
     n_iter : int or "auto", default="auto"
-        Number of epochs; ``"auto"`` amounts to about a thousand steps, in at most 100 epochs,
-        because more epochs make classifiers of small tables overconfident.
+        Number of epochs; ``"auto"`` is the one for which the cross-entropy of labelled rows that
+        trials leave out is least. Trials train the classifier without chains, on rows with and
+        without noise; if both are equal, one with chains follows. Compared are five numbers, each
+        half of the next, until a larger one is clearly worse; the largest amounts to about a
+        thousand steps, in at most 100 epochs. Each trial leaves out a third of the labelled rows in
+        turn, or a tenth once if there are more than 2,000. With fewer than 30 labelled rows, or
+        less than a third, and with `early_stopping`, it is the largest number, without trials. A
+        costly network has at most 1.3e12 multiplications, a minute of a core, but four epochs at
+        least; by default it then has a fourth of the chains, of one step, and three numbers are
+        compared by one trial each. As work is counted and not timed, a seed determines the model.
     <<optimizer>>
     early_stopping : bool or EarlyStopping, default=False
         Stop when the objective on held-out rows no longer improves, and keep the best weights;
@@ -419,9 +482,11 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
         asked = (
             self.objective if isinstance(self.objective, Hybrid) else Hybrid(form=self.objective)
         )
-        self.generative_weight_ = generative_weight_of(
-            self.generative_weight, asked.form, rows.n_columns
-        )
+        kept: Any = None if before is None else self._recipe.family.rule
+        weight = generative_weight_of(self.generative_weight, asked.form, rows.n_columns)
+        if kept is not None and self.generative_weight == "auto":
+            weight = kept.generative_weight
+        chains = self.chains if kept is None or self.chains != "persistent" else kept.chains
         class_weight = class_weights(self.class_weight, self.classes_, rows.whole)
         if before is None:
             # Kernels would slow the chains down.
@@ -432,15 +497,44 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
         plan = neural_plan(self, rows.n_table, streaming=streaming, most_passes=MOST_PASSES)
         rule = JointRule(
             sampler_of(self, table.domain),
-            policy_with_chains(self.chains, min(plan.batch_size, rows.n_table), before),
+            policy_with_chains(chains, min(plan.batch_size, rows.n_table), before),
             clone(asked),
             (asked.sigma_anneal, plan.n_batches(rows.n_table) // 2),
             len(self.classes_),
-            self.generative_weight_,
+            weight,
             class_weight,
             1.0 if asked.power == "auto" else float(asked.power),
+            0.0 if self.unlabeled is None else float(asked.unlabeled_weight),
         )
-        return Recipe(table, plan, bases, NeuralFamily(rule, network_of(self), noise))
+        found = Recipe(table, plan, bases, NeuralFamily(rule, network_of(self), noise))
+        free = asked_steps(self).n_iter == "auto" and not self.early_stopping
+        if free and before is None and not streaming:
+            found = self._by_trials(found, rows)
+        elif free and before is not None and not (streaming or before.streaming):
+            found = found.with_epochs(self._recipe.plan.n_iter)
+        chosen: Any = found.family.rule
+        self.generative_weight_ = chosen.generative_weight
+        return found
+
+    def _by_trials(self, recipe: NeuralRecipe, rows: Rows) -> NeuralRecipe:
+        """The recipe with affordable chains and epochs, and settings that trials choose."""
+        seed = draw_seed(self.random_state_)
+        generator = torch.Generator(rows.device).manual_seed(seed)
+        work = work_of_a_pass(recipe, rows, generator)
+        costly = work * recipe.plan.n_iter > MOST_WORK
+        if costly and self.chains == "persistent":
+            rule: Any = recipe.family.rule
+            chains = Persistent(n_steps=1, n_chains=max(1, rule.chains.n_chains // 4))
+            recipe = recipe.with_settings(rule=replace(rule, chains=chains))
+            work = work_of_a_pass(recipe, rows, generator)
+        affordable = max(FEWEST_PASSES, int(MOST_WORK / work))
+        recipe = recipe.with_epochs(min(recipe.plan.n_iter, affordable))
+        folds = labelled_folds(rows, generator, together=not recipe.table.discrete)
+        if not folds:
+            return recipe
+        trials = ClassTrials(rows, folds[:1] if costly else folds, seed, self.net_params)
+        any_weight = self.generative_weight == "auto"
+        return chosen_by_trials(recipe, trials, costly=costly, any_weight=any_weight)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

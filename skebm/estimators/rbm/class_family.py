@@ -16,6 +16,7 @@ from skebm.base import sampling
 from skebm.distributions import Distribution
 from skebm.energies import ClassRBM, MixedRBM
 from skebm.estimators.base import at_least_two, fraction_of_early_stopping, states_near
+from skebm.estimators.classifiers import with_copies_of_labelled
 from skebm.estimators.rbm.family import GibbsChains
 from skebm.estimators.rbm.hidden import HIDDEN_BIAS
 from skebm.estimators.rbm.safety import N_HELD_OUT, rbm_log_ratios
@@ -127,20 +128,8 @@ class ClassFamily(Family, JointModel):
         rbm.hidden_bias.copy_(off - rbm.weight @ mean - energy.class_weight @ shares)
 
     def deduplicate(self, recipe: ClassRecipe, rows: Rows) -> Rows:
-        """Labelled rows several times with a part of their weight each, where they are few.
-
-        Batches then have about one labelled row in three; the means are the same.
-        """
-        assert rows.y is not None
-        known = rows.y != UNKNOWN
-        n_known = int(known.sum())
-        n_copies = round((len(rows) - n_known) / (2 * n_known)) if n_known else 1
-        if n_copies < 2:
-            return rows
-        index = torch.arange(len(rows), device=rows.device)
-        found = rows.subset(torch.cat([index[~known], index[known].repeat(n_copies)]))
-        weight = torch.cat([rows.counts[~known], (rows.counts[known] / n_copies).repeat(n_copies)])
-        return found.with_weights(weight)
+        """Labelled rows several times where they are few."""
+        return with_copies_of_labelled(rows)
 
     # ---------------------------------------------------------------- the trained model
 

@@ -1,0 +1,213 @@
+"""Epochs and weight of joint energy-based models, chosen by labelled rows that trials leave out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from skebm.base import sampling
+from skebm.base.objective import effective_count, weighted_mean, weighted_variance
+from skebm.objectives.joint import UNKNOWN
+from skebm.training.rows import Rows
+from skebm.training.selection import Gain, LogRatios, is_kept
+from skebm.training.trials import trial_net
+
+if TYPE_CHECKING:
+    from skebm.estimators.neural.family import NeuralRecipe
+
+# Labelled rows from which on they choose, and their least share: with fewer, a trial would take as
+# long as a fit to all rows, and its few rows decide by chance.
+FEWEST_LABELLED, LEAST_LABELLED = 30, 1 / 3
+# Folds of the labelled rows. Of more rows than these one fold of a tenth decides.
+N_FOLDS, MOST_IN_FOLDS, N_PARTS = 3, 2000, 10
+# Numbers of epochs that are compared, each half of the next one; fewer of a costly network.
+N_COMPARED, N_COMPARED_OF_COSTLY = 5, 3
+# Multiplications of a fit by default: a minute of a core.
+MOST_WORK = 1.3e12
+
+
+@dataclass(frozen=True)
+class ClassTrials:
+    """Trainings on parts of the rows, and the log-probabilities of the labels that they left out.
+
+    Attributes
+    ----------
+    rows : Rows
+    folds : sequence of Tensor
+        Numbers of the labelled rows that each training leaves out.
+    seed : int
+        All trainings start from the same generator, so that they differ by their settings alone.
+    net_params : dict or None
+        Arguments of the net that users gave.
+    """
+
+    rows: Rows
+    folds: list[Tensor]
+    seed: int
+    net_params: dict[str, Any] | None
+
+    def log_p(self, recipe: NeuralRecipe) -> Tensor:
+        """log p(y given x) of rows that were left out, (n,); minus infinity after divergence."""
+        return torch.cat([self._of_fold(recipe, fold) for fold in self.folds])
+
+    def _of_fold(self, recipe: NeuralRecipe, left_out: Tensor) -> Tensor:
+        train, judges = self.rows.without(left_out)
+        generator = torch.Generator(self.rows.device).manual_seed(self.seed)
+        net = trial_net(
+            recipe,
+            train,
+            judges,
+            lambda energy, x, generator: LogRatios(log_p_of(energy, x, judges.y)),
+            generator,
+            n_iter=recipe.plan.n_iter,
+            n_times=1,
+            net_params=self.net_params,
+        )
+        if net is None:
+            return torch.full((len(judges),), -math.inf, dtype=torch.float64)
+        x = judges.block(0, len(judges))
+        return log_p_of(net.module_.energy.eval(), x, judges.y).cpu()
+
+    def weight(self, recipe: NeuralRecipe) -> Tensor:
+        """Weights of the rows that were left out, (n,), those of their classes included."""
+        index = torch.cat(self.folds)
+        assert self.rows.y is not None
+        weight, rule = self.rows.counts[index].cpu(), recipe.family.rule
+        of_class = getattr(rule, "class_weight", None)
+        if of_class is None:
+            return weight
+        return weight * torch.tensor(of_class, dtype=weight.dtype)[self.rows.y[index].cpu()]
+
+
+def log_p_of(energy: Any, x: Tensor, y: Tensor | None) -> Tensor:
+    """log p(y given x) of rows x (n, ...) under an energy with a classifier, float64 (n,)."""
+    assert y is not None
+    with torch.no_grad(), sampling(energy):
+        logits = energy.network.classifier(energy.as_input(x)).double()
+    return logits.log_softmax(1).gather(1, y[:, None])[:, 0]
+
+
+def gain_of(new: Tensor, old: Tensor, weight: Tensor) -> Gain:
+    """Mean gain of rows by one model over another, and its error; no gain where it diverged."""
+    if not bool(new.isfinite().all()):
+        return Gain(-math.inf, 0.0)
+    if not bool(old.isfinite().all()):
+        return Gain(math.inf, 0.0)
+    gain = new - old
+    error = weighted_variance(gain, weight) / effective_count(gain, weight)
+    return Gain(float(weighted_mean(gain, weight)), math.sqrt(float(error)))
+
+
+def labelled_folds(rows: Rows, generator: torch.Generator, *, together: bool) -> list[Tensor]:
+    """Numbers of the labelled rows of each fold, of every class about as many.
+
+    Rows that are alone of their class are in no fold. With `together`, equal rows are in one. There
+    are no folds of few labelled rows.
+    """
+    assert rows.y is not None
+    known = (rows.y != UNKNOWN).nonzero().ravel()
+    if len(known) < max(FEWEST_LABELLED, LEAST_LABELLED * len(rows)):
+        return []
+    y, n = rows.y[known], len(known)
+    group = torch.arange(n, device=known.device)
+    if together:
+        group = torch.unique(rows.take(known).flatten(1), dim=0, return_inverse=True)[1]
+    n_groups = int(group.max()) + 1
+    label = torch.zeros(n_groups, dtype=y.dtype, device=y.device).scatter_(0, group, y)
+    order = torch.randperm(n_groups, generator=generator, device=known.device)
+    order = order[label[order].argsort(stable=True)]
+    n_parts = N_FOLDS if n <= MOST_IN_FOLDS else N_PARTS
+    part = torch.empty_like(order)
+    part[order] = torch.arange(n_groups, device=order.device) % n_parts
+    several = label.bincount(minlength=len(y.unique()))[label] > 1
+    part = torch.where(several, part, -1)[group]
+    folds = [known[part == number] for number in range(n_parts)]
+    folds = [fold for fold in folds if len(fold)]
+    return folds if n <= MOST_IN_FOLDS else folds[:1]
+
+
+def numbers_of_epochs(most: int, n_compared: int) -> list[int]:
+    """Numbers of epochs that are compared, in increasing order, the last one the largest."""
+    return sorted({max(1, math.ceil(most / 2**k)) for k in range(n_compared)})
+
+
+def best_epochs(
+    trials: ClassTrials, recipe: NeuralRecipe, n_compared: int
+) -> tuple[NeuralRecipe, Tensor]:
+    """The recipe with the number of epochs by which left-out labels are likeliest; their log p.
+
+    Larger numbers are tried until labels become clearly less likely.
+    """
+    weight = trials.weight(recipe)
+    best: tuple[NeuralRecipe, Tensor] | None = None
+    for n_iter in numbers_of_epochs(recipe.plan.n_iter, n_compared):
+        tried = recipe.with_epochs(n_iter)
+        log_p = trials.log_p(tried)
+        if best is None:
+            best = tried, log_p
+            continue
+        found = gain_of(log_p, best[1], weight)
+        if found.gain > 0:
+            best = tried, log_p
+        elif found.gain < -found.error:
+            break
+    assert best is not None
+    return best
+
+
+def chosen_by_trials(
+    recipe: NeuralRecipe, trials: ClassTrials, *, costly: bool, any_weight: bool
+) -> NeuralRecipe:
+    """The recipe with the number of epochs and the generative weight that left-out labels choose.
+
+    Networks without chains decide on the epochs, as they cost a tenth: one that is trained on noisy
+    rows, as the model is, and a plain one on rows as they are. If labels are likelier under the
+    plain one, the weight is 0; if both are equal to within an error, the model itself is tried.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        Of a fit with chains, for the largest number of epochs.
+    trials : ClassTrials
+    costly : bool
+        Whether only the noisy network is tried, and the first fold alone decides.
+    any_weight : bool
+        Whether the weight may become 0.
+    """
+    rule: Any = recipe.family.rule
+    n_compared = N_COMPARED_OF_COSTLY if costly else N_COMPARED
+    plain = recipe.with_settings(rule=replace(rule, generative_weight=0.0))
+    if not rule.generative_weight:
+        return best_epochs(trials, plain, n_compared)[0]
+    noisy = plain.with_settings(rule=rule.without_chains(recipe))
+    by_noise, of_noisy = best_epochs(trials, noisy, n_compared)
+    found = recipe.with_epochs(by_noise.plan.n_iter)
+    if costly or not any_weight:
+        return found
+    best, of_plain = best_epochs(trials, plain, n_compared)
+    weight = trials.weight(recipe)
+    loss = gain_of(of_plain, of_noisy, weight)
+    if abs(loss.gain) <= loss.error:
+        loss = gain_of(of_plain, trials.log_p(found), weight)
+    return best if is_kept(loss) else found
+
+
+def work_of_a_pass(recipe: NeuralRecipe, rows: Rows, generator: torch.Generator) -> float:
+    """Multiplications of an epoch in networks, chains included; backward passes count as two."""
+    objective: Any = recipe.family.objective(recipe, generator)
+    energy, n = objective.energy, 2  # layers may need more rows than one
+    x = rows.block(0, 1).expand(n, *rows.block(0, 1).shape[1:])
+    with torch.no_grad(), sampling(energy), FlopCounterMode(display=False) as counter:
+        energy.network.classifier(energy.as_input(x))
+    forward = counter.get_total_flops() / (2 * n)
+    if not objective.generative_weight:
+        return float(3 * forward * rows.n_table)
+    phase = objective.generative.negatives
+    n_chains = getattr(objective.generative.chains, "n_chains", recipe.plan.batch_size)
+    share = n_chains / min(recipe.plan.batch_size, rows.n_table)
+    return float(3 * forward * rows.n_table * (1 + share * (1 + phase.n_steps)))
