@@ -215,16 +215,16 @@ def test_hidden_units_are_as_few_as_the_rows_say(monkeypatch):
 
 
 def pairs_of_bits(n, seed=0):
-    """Three pairs of columns, which are equal in nine rows of ten."""
+    """Four pairs of columns, which are equal in nine rows of ten."""
     random = np.random.default_rng(seed)
-    x = np.repeat(random.random((n, 3)) < 0.3, 2, axis=1)
+    x = np.repeat(random.random((n, 4)) < 0.3, 2, axis=1)
     return (x ^ (random.random(x.shape) < 0.05)).astype(float)
 
 
 @pytest.mark.parametrize(("n", "learning"), [only_full(6000, "exact"), (300, "pcd")])
 def test_what_is_costed_is_what_is_tried(n, learning, monkeypatch):
     """The exact rule for those numbers of units for which it is cheap, unless it overfits."""
-    monkeypatch.setattr("skebm.estimators.rbm.family.CHEAP_COST", 8e3)
+    monkeypatch.setattr("skebm.estimators.rbm.family.CHEAP_COST", 3e4)
     monkeypatch.setattr("skebm.estimators.rbm.family.ENOUGH_STEPS", 400)
     x, test = pairs_of_bits(n), pairs_of_bits(4000, seed=1)
     model = RBMEstimator(random_state=0).fit(x)
