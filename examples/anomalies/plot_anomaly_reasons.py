@@ -12,6 +12,8 @@ scikit-learn). Benign tumours are the normal rows. Malignant ones serve only
 to evaluate the detector; nothing is fitted to or tuned on them.
 """
 
+# sphinx_gallery_thumbnail_number = 1
+
 # %%
 # Normal training rows, and a batch of new rows
 # ---------------------------------------------
@@ -24,9 +26,8 @@ X, y = load_breast_cancer(return_X_y=True, as_frame=True)
 normal, later = train_test_split(X[y == 1], train_size=250, random_state=0)
 batch = pd.concat([later, X[y == 0].sample(40, random_state=0)])
 malignant = y[batch.index] == 0
-print(
-    f"{len(normal)} normal rows; a batch of {len(batch)}, {malignant.sum()} of them malignant"
-)
+print(f"{len(normal)} normal rows to train on")
+print(f"{len(batch)} new rows, {malignant.sum()} of them malignant")
 
 # %%
 # Conformal and quantile thresholds
@@ -78,12 +79,11 @@ detector = EnergyOutlierDetector(
     random_state=0,
 ).fit(normal)
 selected = detector.select(batch, fdr=0.1)
-print(
-    f"{detector.n_calibration_} calibration rows, proven rate of false alarms "
-    f"{detector.false_alarm_bound_:.3f}; selected {selected.sum()} of {len(batch)} rows, "
-    f"{(selected & ~malignant).sum()} of them benign, and missed "
-    f"{(~selected & malignant).sum()} of {malignant.sum()} malignant ones"
-)
+print(f"calibration rows:       {detector.n_calibration_}")
+print(f"proven rate of alarms:  {detector.false_alarm_bound_:.3f}")
+print(f"selected rows:          {selected.sum()} of {len(batch)}")
+print(f"  of them benign:       {(selected & ~malignant).sum()}")
+print(f"malignant and missed:   {(~selected & malignant).sum()}")
 
 # %%
 # Explanations by conditional imputation
@@ -100,27 +100,33 @@ explained["row"] = flagged.index[explained["row"]]
 print(explained.round(3).to_string(index=False))
 
 # %%
-# Displays
-# --------
-# The panels show the energies of benign and malignant rows with the
-# threshold, the calibration of the p-values of new benign rows, and
-# explanations of two of the flagged rows.
+# The same for two of the rows as a display:
 
 import matplotlib.pyplot as plt
 
-from skebm.inspection import (
-    EnergyHistogramDisplay,
-    ExplanationDisplay,
-    PValueDisplay,
-)
+from skebm.inspection import ExplanationDisplay
 
-figure, axes = plt.subplots(2, 2, figsize=(11, 8), layout="constrained")
-names = ("benign", "malignant")
-EnergyHistogramDisplay.from_estimator(
-    detector, batch[~malignant], batch[malignant], names=names
-).plot(axes[0, 0])
-PValueDisplay.from_estimator(detector, later).plot(axes[0, 1])
+figure, axes = plt.subplots(1, 2, figsize=(8, 3))
 ExplanationDisplay.from_estimator(
-    detector, flagged[1:3], n_features=6
-).plot(axes[1])
+    detector, flagged[1:3], n_features=5
+).plot(axes)
+plt.show()
+
+# %%
+# Energies and p-values
+# ---------------------
+# The left panel shows the energies of benign and malignant rows with the
+# threshold, the right one the calibration of the p-values of new benign
+# rows.
+
+from skebm.inspection import EnergyHistogramDisplay, PValueDisplay
+
+figure, axes = plt.subplots(1, 2, figsize=(8, 3.6))
+EnergyHistogramDisplay.from_estimator(
+    detector,
+    batch[~malignant],
+    batch[malignant],
+    names=("benign", "malignant"),
+).plot(axes[0])
+PValueDisplay.from_estimator(detector, later).plot(axes[1])
 plt.show()

@@ -10,11 +10,14 @@ semantic analysis: the leading singular vectors of weighted word counts.
 Features of a trained network can be used in the same way (see below).
 """
 
+# sphinx_gallery_thumbnail_number = 1
+
 # %%
 # Docstrings as texts
 # -------------------
 
 import inspect
+import textwrap
 
 import numpy as np
 import scipy.stats
@@ -22,13 +25,13 @@ from sklearn.utils.discovery import all_estimators, all_functions
 
 
 def docstrings(named):
-    """Docstrings of more than 200 characters by the names of their objects."""
-    found = {
+    """Docstrings of more than 200 characters by the names of objects."""
+    texts = {
         name: inspect.getdoc(thing) or ""
         for name, thing in named
         if callable(thing)
     }
-    return {name: text for name, text in found.items() if len(text) > 200}
+    return {name: text for name, text in texts.items() if len(text) > 200}
 
 
 def of_module(module):
@@ -84,15 +87,14 @@ def embedding():
 
 
 def abnormality(detector, train, new):
-    """Values of the new rows by each method, higher for more unusual ones."""
+    """Values of new rows by each method, higher for more unusual ones."""
     distances = NearestNeighbors().fit(train).kneighbors(new)[0]
+    forest = IsolationForest(random_state=0).fit(train)
     return {
         "EnergyOutlierDetector": -detector.decision_function(new),
         "nearest neighbour": distances[:, 0],
         "5th neighbour": distances[:, 4],
-        "IsolationForest": -IsolationForest(random_state=0)
-        .fit(train)
-        .score_samples(new),
+        "IsolationForest": -forest.score_samples(new),
         "OneClassSVM": -OneClassSVM().fit(train).score_samples(new),
     }
 
@@ -107,16 +109,16 @@ for seed in range(5):
     for kind, others in anomalies.items():
         rows = embed.transform([*new, *others.values()])
         is_anomaly = np.arange(len(rows)) >= len(new)
-        for method, value in abnormality(
-            detector[-1], embed.transform(train), rows
-        ).items():
+        values = abnormality(detector[-1], embed.transform(train), rows)
+        for method, value in values.items():
             auroc = 100 * roc_auc_score(is_anomaly, value)
-            aurocs.setdefault(method, {}).setdefault(kind, []).append(auroc)
+            of_method = aurocs.setdefault(method, {})
+            of_method.setdefault(kind, []).append(auroc)
 print(" " * 22, *(f"{kind:>12}" for kind in anomalies))
-for method, found in aurocs.items():
+for method, of_method in aurocs.items():
     cells = (
         f"{np.mean(v):6.1f} ± {np.std(v, ddof=1):3.1f}"
-        for v in found.values()
+        for v in of_method.values()
     )
     print(f"{method:22}", *cells)
 
@@ -152,13 +154,37 @@ detector = EnergyOutlierDetector(
 )
 detector.fit(texts_of(names_of_train))
 new = texts_of(names_of_new)
-print(
-    f"scikit-learn: {(detector.predict(new) == -1).mean():.0%} called outliers"
-)
-for kind, texts in anomalies.items():
-    print(
-        f"{kind}: {(detector.predict(list(texts.values())) == -1).mean():.0%} called outliers"
+groups = {"scikit-learn, new": new}
+groups |= {kind: list(texts.values()) for kind, texts in anomalies.items()}
+scores = {
+    name: detector.decision_function(texts)
+    for name, texts in groups.items()
+}
+for name, score in scores.items():
+    print(f"{name:18} {np.mean(score < 0):4.0%} called outliers")
+
+# %%
+# The histograms show the log density above the threshold.
+
+import matplotlib.pyplot as plt
+
+every = np.concatenate(list(scores.values()))
+low, high = np.quantile(every, [0.005, 0.995])
+figure, ax = plt.subplots(figsize=(7, 3.2))
+for name, score in scores.items():
+    ax.hist(
+        np.clip(score, low, high),
+        np.linspace(low, high, 50),
+        density=True,
+        histtype="step",
+        linewidth=1.8,
+        label=name,
     )
+ax.axvline(0, color="0.3", linestyle="--", linewidth=1, label="threshold")
+ax.set_xlabel("log density above the threshold, nats")
+ax.set_ylabel("share per nat")
+ax.legend(loc="upper right")
+plt.show()
 
 # %%
 # The most unusual texts
@@ -174,52 +200,7 @@ def most_unusual(texts, n=5):
 
 of_sklearn = {name: normal[name] for name in names_of_new}
 for kind, texts in ({"scikit-learn": of_sklearn} | anomalies).items():
-    print(f"{kind}: {most_unusual(texts)}")
-
-# %%
-# Scores
-# ------
-
-import matplotlib.pyplot as plt
-
-figure, ax = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
-groups = {"scikit-learn, new": new} | {
-    kind: list(t.values()) for kind, t in anomalies.items()
-}
-scores = {
-    name: detector.decision_function(texts)
-    for name, texts in groups.items()
-}
-low, high = np.quantile(
-    np.concatenate(list(scores.values())), [0.005, 0.995]
-)
-for (name, score), colour in zip(
-    scores.items(), ("#0b5394", "#d55e00", "#7a9a01"), strict=True
-):
-    ax.hist(
-        np.clip(score, low, high),
-        np.linspace(low, high, 50),
-        density=True,
-        histtype="step",
-        linewidth=1.8,
-        color=colour,
-        label=name,
-    )
-ax.axvline(0, color="0.3", linestyle="--", linewidth=1)
-ax.text(
-    0,
-    0.98,
-    " threshold",
-    transform=ax.get_xaxis_transform(),
-    va="top",
-    color="0.3",
-)
-ax.set(
-    xlabel="log density above the threshold, nats", ylabel="share per nat"
-)
-ax.legend(loc="upper right", frameon=False)
-ax.spines[["top", "right"]].set_visible(False)
-plt.show()
+    print(f"{kind}:", textwrap.fill(most_unusual(texts), 60))
 
 # %%
 # Images
@@ -239,10 +220,12 @@ plt.show()
 #
 #     def embed(images):  # uint8 of shape (n, 3, height, width)
 #         with torch.no_grad():
-#             return torch.cat([network(prepare(part)) for part in images.split(64)]).numpy()
+#             parts = images.split(64)
+#             return torch.cat([network(prepare(x)) for x in parts]).numpy()
 #
 #     model = make_pipeline(Normalizer(), PCA(64), ProductOfDensities())
-#     detector = EnergyOutlierDetector(model, method="conformal").fit(embed(images))
+#     detector = EnergyOutlierDetector(model, method="conformal")
+#     detector.fit(embed(images))
 #     detector.p_values(embed(new_images))
 #
 # The network was not trained on these images, so that it can be outside the

@@ -11,10 +11,13 @@ network is in evaluation mode. Here each of these choices is an argument of
 chapter.
 """
 
+# sphinx_gallery_thumbnail_number = 1
+
 # %%
 # Model
 # -----
-# The data are digits of 8 x 8 pixels, scaled to [-1, 1]. With ``base=None``
+# The data are digits of 8 x 8 pixels, scaled to [-1, 1], with uniform noise
+# as wide as the gap between two grey levels. With ``base=None``
 # the logits alone define the energy, :math:`E(x) = -\log \sum_y
 # e^{\mathrm{logits}_y(x)}`. ``energy_net`` may return any torch module.
 # Dropout, which the book does not use, is inactive while chains are run.
@@ -45,8 +48,9 @@ def energy_net(spec):
 
 ETA, ALPHA, SIGMA = 20, 1.0, 0.01
 box = Uniform(Real((64,), -1.0, 1.0))
-X, y = load_digits(return_X_y=True)
-X = X / 8 - 1
+levels, y = load_digits(return_X_y=True)
+rng = np.random.default_rng(0)
+X = (levels + rng.uniform(size=levels.shape)) / 8.5 - 1
 X_train, X_valid, y_train, y_valid = train_test_split(
     X, y, test_size=500, random_state=0
 )
@@ -75,21 +79,17 @@ generator = torch.Generator().manual_seed(0)
 
 def chains(n):
     start = box.sample(n, generator)
-    return model.sampler_.run(model.energy_, start, ETA, generator)[
-        0
-    ].x.numpy()
+    state, _ = model.sampler_.run(model.energy_, start, ETA, generator)
+    return state.x.numpy()
 
 
 L_clf, L_gen = [], []
-for _ in range(60):
+for _ in range(40):
     model.partial_fit(X_train, y_train, classes=range(10))
     L_clf.append(log_loss(y_valid, model.predict_proba(X_valid)))
-    L_gen.append(
-        model.energy(X_valid).mean() - model.energy(chains(500)).mean()
-    )
-print(
-    f"accuracy on {len(X_valid)} validation digits: {model.score(X_valid, y_valid):.1%}"
-)
+    gap = model.energy(X_valid).mean() - model.energy(chains(200)).mean()
+    L_gen.append(gap)
+print(f"accuracy on validation digits: {model.score(X_valid, y_valid):.1%}")
 print(f"training was rolled back {model.n_restarts_} times")
 
 # %%
@@ -100,25 +100,22 @@ print(f"training was rolled back {model.n_restarts_} times")
 
 import matplotlib.pyplot as plt
 
-figure, axes = plt.subplots(2, 2, figsize=(8, 8), layout="constrained")
-for ax, rows, title in (
-    (axes[0, 0], X_valid[:36], "(a) real"),
-    (axes[0, 1], chains(36), f"(b) chains after {ETA} steps"),
-):
-    framed = np.pad(
-        rows.reshape(6, 6, 8, 8),
-        [(0, 0), (0, 0), (1, 1), (1, 1)],
-        constant_values=-0.5,
-    )
-    ax.imshow(
-        framed.transpose(0, 2, 1, 3).reshape(60, 60),
-        cmap="gray",
-        vmin=-1,
-        vmax=1,
-    )
-    ax.set(title=title, xticks=[], yticks=[])
+
+def tiled(rows):
+    """One picture of 25 images of 8 x 8 pixels, five in a line."""
+    images = rows.reshape(5, 5, 8, 8)
+    framed = np.pad(images, [(0, 0)] * 2 + [(1, 1)] * 2, constant_values=-1)
+    return framed.transpose(0, 2, 1, 3).reshape(50, 50)
+
+
+figure, axes = plt.subplots(2, 2, figsize=(6.4, 5.6))
+panels = {"(a) real": X_valid[:25], f"(b) {ETA} steps": chains(25)}
+for ax, (title, rows) in zip(axes[0], panels.items(), strict=True):
+    ax.imshow(tiled(rows), cmap="gray_r", vmin=-1, vmax=1)
+    ax.set(title=title, xticks=[], yticks=[], frame_on=False)
 axes[1, 0].plot(np.add(L_clf, L_gen))
-axes[1, 0].set(title="(c) validation, $L_{clf} + L_{gen}$", xlabel="epoch")
+axes[1, 0].set(title="(c) $L_{clf} + L_{gen}$, validation", xlabel="epoch")
+axes[1, 0].set_ylabel("nats")
 axes[1, 1].plot(L_gen)
-axes[1, 1].set(title="(d) validation, $L_{gen}$", xlabel="epoch")
+axes[1, 1].set(title="(d) $L_{gen}$, validation", xlabel="epoch")
 plt.show()

@@ -7,6 +7,8 @@ fitted to binary images of 8 x 8 pixels. It then gives the log-likelihood of
 new images, flags outliers, and draws samples.
 """
 
+# sphinx_gallery_thumbnail_number = 1
+
 # %%
 # The images are made black and white, and a quarter of them are held out
 # for testing.
@@ -21,23 +23,23 @@ from sklearn.model_selection import train_test_split
 from skebm import RBMEstimator
 
 pixels, digit = load_digits(return_X_y=True)
-X = (pixels >= 8).astype(
-    float
-)  # grey levels 0 to 16 become white (0) and black (1)
+X = (pixels >= 8).astype(float)  # grey levels: 0 to 7 white, 8 to 16 black
 X_train, X_test, _, digit_test = train_test_split(
     X, digit, test_size=0.25, random_state=0
 )
 
 # %%
-# Fit ---
+# Fit
+# ---
 
 start = time.perf_counter()
 rbm = RBMEstimator(n_components=128, n_iter=1000, random_state=0).fit(
     X_train
 )
 print(
-    f"Fitted an RBM with {rbm.n_components} hidden units to {len(X_train)} images of "
-    f"{X.shape[1]} pixels\nin {time.perf_counter() - start:.1f} seconds: "
+    f"Fitted an RBM with {rbm.n_components} hidden units to {len(X_train)} "
+    f"images of {X.shape[1]} pixels\n"
+    f"in {time.perf_counter() - start:.1f} seconds: "
     f"{rbm.n_iter_} passes over the data."
 )
 
@@ -52,21 +54,26 @@ print(
 log_p = rbm.score_samples(X_test)
 z_low, z_high = rbm.log_partition_bounds_
 best, worst = log_p.mean() + rbm.log_partition_ - np.array([z_low, z_high])
-p_black = (X_train.sum(axis=0) + 0.5) / (
-    len(X_train) + 1
-)  # independent pixels
-log_p_pixels = X_test @ np.log(p_black) + (1 - X_test) @ np.log(1 - p_black)
-gain = log_p - log_p_pixels
+p_black = (X_train.sum(0) + 0.5) / (len(X_train) + 1)
 
+
+def log_p_pixels(X):
+    """Log-likelihood of independent pixels."""
+    return X @ np.log(p_black) + (1 - X) @ np.log(1 - p_black)
+
+
+of_pixels = log_p_pixels(X_test)
+gain = log_p - of_pixels
+error = gain.std() / len(gain) ** 0.5
 print(f"""
-Log-likelihood of {len(X_test)} held-out images: mean in nats per image, higher is better
-  RBM                    {log_p.mean():6.2f}   between {worst:.2f} and {best:.2f}: see log Z
-  independent pixels     {log_p_pixels.mean():6.2f}   (Bernoulli, the simplest model)
-  gain                   {gain.mean():+6.2f}   standard error {gain.std() / len(gain) ** 0.5:.2f}
+Log-likelihood of {len(X_test)} held-out images: mean in nats per image
+  RBM                 {log_p.mean():6.2f}   from {worst:.2f} to {best:.2f}
+  independent pixels  {of_pixels.mean():6.2f}   (Bernoulli, simplest model)
+  gain                {gain.mean():+6.2f}   standard error {error:.2f}
 
-log Z is estimated by annealed importance sampling: {rbm.log_partition_:.2f} nats.
+log Z, by annealed importance sampling: {rbm.log_partition_:.2f} nats
   at least {z_low:.2f} nats, with a probability of 95 %
-  at most  {z_high:.2f} nats, by annealing in both directions: a heuristic bound""")
+  at most  {z_high:.2f} nats, by annealing in both directions""")
 
 # %%
 # Anomalies
@@ -92,19 +99,21 @@ def auroc(real, fake):
     return roc_auc_score(is_real, np.concatenate([real, fake]))
 
 
+def share_of_outliers(X):
+    return np.mean(rbm.predict(X) == -1)
+
+
 print(f"""
 Held-out images, real and corrupted: {len(X_test)} of each
-                           log p in nats   flagged as       AUROC against real
-                              (median)     outliers      RBM     indep. pixels
-  real                     {np.median(log_p):11.1f} {np.mean(rbm.predict(X_test) == -1):12.0%}""")
-for name, X_bad in corrupted.items():
+                         log p, nats   flagged as    AUROC against real
+                            (median)     outliers    RBM   indep. pixels""")
+for name, X_bad in {"real": X_test, **corrupted}.items():
     log_p_bad = rbm.score_samples(X_bad)
-    log_p_bad_pixels = X_bad @ np.log(p_black) + (1 - X_bad) @ np.log(
-        1 - p_black
-    )
+    of_rbm = auroc(log_p, log_p_bad)
+    by_pixels = auroc(of_pixels, log_p_pixels(X_bad))
     print(
-        f"  {name:24} {np.median(log_p_bad):11.1f} {np.mean(rbm.predict(X_bad) == -1):12.0%}"
-        f" {auroc(log_p, log_p_bad):12.3f} {auroc(log_p_pixels, log_p_bad_pixels):12.3f}"
+        f"  {name:22} {np.median(log_p_bad):11.1f}"
+        f" {share_of_outliers(X_bad):12.0%} {of_rbm:8.3f} {by_pixels:11.3f}"
     )
 print("  (AUROC: 0.5 is chance, 1 is perfect)")
 
@@ -115,7 +124,8 @@ lowest = np.argsort(log_p)[:5]
 rotated = corrupted["rotated by 180 degrees"][lowest]
 label = {1: "inlier", -1: "OUTLIER"}
 print(f"""
-The five most anomalous held-out images: log p in nats, outlier below {rbm.offset_:.1f}
+The five most anomalous held-out images: log p in nats, outlier below
+{rbm.offset_:.1f}
   digit        original             rotated""")
 for number, *values in zip(
     digit_test[lowest],
@@ -127,7 +137,8 @@ for number, *values in zip(
 ):
     real, real_label, fake, fake_label = values
     print(
-        f"    {number}     {real:6.1f}  {label[real_label]:8}     {fake:6.1f}  {label[fake_label]}"
+        f"    {number}     {real:6.1f}  {label[real_label]:8}"
+        f"     {fake:6.1f}  {label[fake_label]}"
     )
 
 # %%
@@ -143,6 +154,4 @@ display = RBMDisplay.from_estimator(
     rbm, X_test, image_shape=(8, 8), random_state=0
 )
 display.plot().figure_.savefig("digits_rbm.png", dpi=150)
-print(
-    "\nFilters, samples, reconstructions and training curves: digits_rbm.png"
-)
+print("\nFilters, samples and training curves: digits_rbm.png")

@@ -12,6 +12,8 @@ what?
 The digits below are not among those that the model was trained on.
 """
 
+# sphinx_gallery_thumbnail_number = 1
+
 import matplotlib.pyplot as plt
 import numpy as np
 from scipy.ndimage import affine_transform
@@ -53,20 +55,17 @@ rng = np.random.default_rng(0)
 
 def pairs(images, n):
     """Flat images x and y, and the numbers of their relations."""
-    which, chosen = (
-        rng.integers(0, len(RELATIONS), n),
-        images[rng.integers(0, len(images), n)],
-    )
+    which = rng.integers(0, len(RELATIONS), n)
+    chosen = images[rng.integers(0, len(images), n)]
     Y = np.stack(
         [apply(x, RELATIONS[k]) for x, k in zip(chosen, which, strict=True)]
     )
     return chosen.reshape(n, -1), Y.reshape(n, -1), which
 
 
-X, Y, relation = pairs(digits[:1400], 10_000)
-X_dots, Y_dots, _ = pairs(
-    (rng.random((10_000, 12, 12)) < 0.15).astype(float), 10_000
-)
+X, Y, relation = pairs(digits[:1400], 8_000)
+dots = (rng.random((8_000, 12, 12)) < 0.15).astype(float)
+X_dots, Y_dots, _ = pairs(dots, 8_000)
 X_new, Y_new, relation_new = pairs(digits[1400:], 2000)
 
 # %%
@@ -76,24 +75,24 @@ X_new, Y_new, relation_new = pairs(digits[1400:], 2000)
 # is trained on the mapping units of 2,000 training pairs recognises the
 # relations of pairs of new digits.
 
-model = GatedRBM(60, 120, n_iter=60, random_state=0)
+model = GatedRBM(60, 120, n_iter=40, random_state=0)
 model.fit(np.vstack([X, X_dots]), np.vstack([Y, Y_dots]))
 mapping = model.transform(X_new, Y_new)
 read_out = LogisticRegression(C=10, max_iter=1000)
 read_out.fit(model.transform(X[:2000], Y[:2000]), relation[:2000])
-print(
-    f"relations of new pairs that are recognised: {read_out.score(mapping, relation_new):.1%}"
-)
+right = read_out.score(mapping, relation_new)
+print(f"relations of new pairs that are recognised: {right:.1%}")
 
 # %%
 # a is to b as c is to ?
 # ----------------------
-# Mapping units are inferred from the pair (a, b) and applied to three other
+# Mapping units are inferred from the pair (a, b) and applied to two other
 # digits. A single pair shows only the part of the relation that its own
 # strokes reveal; the mean over fifty pairs shows more of it.
 
-others = np.flatnonzero(relation_new == 0)[[0, 1, 5]]
-fig, axes = plt.subplots(len(RELATIONS), 11, figsize=(11, 6.5))
+others = np.flatnonzero(relation_new == 0)[[0, 1]]
+titles = ["a", "b"] + 2 * ["c", "one pair", "fifty"]
+fig, axes = plt.subplots(len(RELATIONS), len(titles), figsize=(7.2, 5.6))
 for row, name in zip(axes, RELATIONS, strict=True):
     same = np.flatnonzero(relation_new == RELATIONS.index(name))
     by_one = model.predict(X_new[others], mapping[same[3]])
@@ -102,14 +101,11 @@ for row, name in zip(axes, RELATIONS, strict=True):
     for images in zip(X_new[others], by_one, by_many, strict=True):
         shown += images
     for ax, image in zip(row, shown, strict=True):
-        ax.imshow(image.reshape(12, 12), cmap="gray_r", vmin=0, vmax=1)
-        ax.set(xticks=[], yticks=[])
-    row[0].set_ylabel(name)
-for ax, title in zip(
-    axes[0], ["a", "b"] + 3 * ["c", "one pair", "fifty"], strict=True
-):
-    ax.set_title(title, fontsize=9)
-plt.tight_layout()
+        ax.imshow(image.reshape(12, 12), cmap="gray_r", vmin=-0.06, vmax=1)
+        ax.set(xticks=[], yticks=[], frame_on=False)
+    row[0].set_ylabel(name, rotation=0, ha="right", va="center")
+for ax, title in zip(axes[0], titles, strict=True):
+    ax.set_title(title)
 plt.show()
 
 # %%
@@ -118,21 +114,15 @@ plt.show()
 # The filters that a factor has for x and for y are alike up to the
 # relation: they show the same pattern in different places.
 
-strength = np.linalg.norm(model.components_, axis=1) * np.linalg.norm(
-    model.mapping_components_, axis=1
-)
-fig, axes = plt.subplots(2, 12, figsize=(10, 2))
-for place, f in enumerate(np.argsort(-strength)[:12]):
-    for ax, filters in zip(
-        axes[:, place],
-        (model.given_components_, model.components_),
-        strict=True,
-    ):
+strength = np.linalg.norm(model.components_, axis=1)
+strength *= np.linalg.norm(model.mapping_components_, axis=1)
+both = {"of x": model.given_components_, "of y": model.components_}
+fig, axes = plt.subplots(2, 10, figsize=(7.2, 1.7))
+for line, (name, filters) in zip(axes, both.items(), strict=True):
+    for ax, f in zip(line, np.argsort(-strength)[:10], strict=True):
         size = np.abs(filters[f]).max()
-        ax.imshow(
-            filters[f].reshape(12, 12), cmap="RdBu_r", vmin=-size, vmax=size
-        )
-        ax.set(xticks=[], yticks=[])
-axes[0, 0].set_ylabel("of x")
-axes[1, 0].set_ylabel("of y")
+        image = filters[f].reshape(12, 12)
+        ax.imshow(image, cmap="RdBu_r", vmin=-size, vmax=size)
+        ax.set(xticks=[], yticks=[], frame_on=False)
+    line[0].set_ylabel(name, rotation=0, ha="right", va="center")
 plt.show()

@@ -8,6 +8,8 @@ Entries may be missing. One fit gives a normalised density, imputations and
 anomaly scores.
 """
 
+# sphinx_gallery_thumbnail_number = 1
+
 # %%
 # A table like that of a census
 # -----------------------------
@@ -23,18 +25,16 @@ def households(n, seed):
     kind = random.choice(3, n, p=[0.5, 0.3, 0.2])
     home = np.array(["rented", "owned", "shared"])
     work = np.array(["employed", "retired", "student", "none"])
+    at_home = np.where(
+        random.random(n) < 0.8, kind, random.integers(0, 3, n)
+    )
+    at_work = np.where(random.random(n) < 0.85, kind, 3)
     table = pd.DataFrame(
         {
-            "age": np.array([41, 71, 23])[kind]
-            + np.array([9, 7, 3])[kind] * random.normal(size=n),
-            "rooms": np.array([3.5, 4.5, 2.0])[kind]
-            + random.gamma(2, 0.5, n),
-            "home": home[
-                np.where(
-                    random.random(n) < 0.8, kind, random.integers(0, 3, n)
-                )
-            ],
-            "work": work[np.where(random.random(n) < 0.85, kind, 3)],
+            "age": random.normal(np.array([44, 71, 23])[kind], 6),
+            "rooms": random.normal(np.array([4, 5, 2.5])[kind], 0.8),
+            "home": home[at_home],
+            "work": work[at_work],
             "car": random.random(n) < np.array([0.8, 0.6, 0.2])[kind],
         }
     )
@@ -43,10 +43,8 @@ def households(n, seed):
 
 complete, train = households(600, seed=0)
 _, new = households(600, seed=1)
-print(
-    train.head(),
-    f"\n\n{train.isna().mean().mean():.0%} of the entries are missing",
-)
+print(train.head())
+print(f"{train.isna().mean().mean():.0%} of the entries are missing")
 
 # %%
 # One fit
@@ -61,11 +59,10 @@ rbm = RBMEstimator(8, n_iter=100, batch_size=50, random_state=0).fit(train)
 independent = RBMEstimator(
     base="independent", n_iter=0, random_state=0
 ).fit(train)
-print(
-    f"held-out nats: {rbm.score(new):.2f}, independent columns {independent.score(new):.2f}"
-)
-marginal = rbm.log_marginal(new)
-print(f"exact: {marginal.exact.all()}; log Z: {rbm.log_partition_method_}")
+print("mean log-likelihood of new rows, in nats")
+print(f"  RBM                 {rbm.score(new):.2f}")
+print(f"  independent columns {independent.score(new):.2f}")
+print(f"exact: {rbm.log_marginal(new).exact.all()}")
 
 # %%
 # Imputation
@@ -76,18 +73,15 @@ print(f"exact: {marginal.exact.all()}; log Z: {rbm.log_partition_method_}")
 filled = rbm.impute(train, how="mean", random_state=0)
 draws = rbm.impute(train, n_draws=5, random_state=0)
 lost = train.isna()
-age = np.sqrt(np.mean((filled.age - complete.age)[lost.age] ** 2))
-print(
-    f"age: root mean square error {age:.1f}, standard deviation {complete.age.std():.1f}"
-)
+error = np.sqrt(np.mean((filled.age - complete.age)[lost.age] ** 2))
+print(f"age: root mean square error {error:.1f} years")
+print(f"     standard deviation     {complete.age.std():.1f} years")
 for name in ("home", "work", "car"):
     hit = (filled[name] == complete[name])[lost[name]].mean()
     usual = (complete[name] == complete[name].mode()[0])[lost[name]].mean()
     print(f"{name}: {hit:.0%} right, the most frequent value {usual:.0%}")
 shares = [np.mean(draw.work == "retired") for draw in draws]
-print(
-    f"share of retired people: {np.mean(shares):.3f}, by draws {np.round(shares, 3)}"
-)
+print(f"share of retired people, by draws: {np.round(shares, 3)}")
 
 # %%
 # Anomalies
@@ -104,10 +98,9 @@ odd = pd.DataFrame(
         "car": [False],
     }
 )
-print(
-    f"log p of the odd row {rbm.score_samples(odd)[0]:.1f}, "
-    f"median {np.median(rbm.score_samples(new)):.1f}, predict: {rbm.predict(odd)[0]}"
-)
+print(f"log p of the odd row {rbm.score_samples(odd)[0]:.1f} nats")
+print(f"median of new rows   {np.median(rbm.score_samples(new)):.1f} nats")
+print(f"predict: {rbm.predict(odd)[0]}")
 
 # %%
 # What the model has learnt
@@ -118,24 +111,20 @@ print(
 import matplotlib.pyplot as plt
 
 samples = rbm.sample(2000, random_state=0)
-figure, axes = plt.subplots(
-    1, 3, figsize=(11, 3.4), sharex=True, layout="constrained"
-)
-for ax, work in zip(axes, ("employed", "retired", "student"), strict=True):
-    for table, label, colour in (
-        (complete, "rows", "#0b5394"),
-        (samples, "samples", "#d55e00"),
-    ):
+kinds = ("employed", "retired", "student")
+figure, axes = plt.subplots(1, 3, figsize=(7.5, 2.6), sharex=True)
+for ax, work in zip(axes, kinds, strict=True):
+    for table, label in ((complete, "rows"), (samples, "samples")):
         ages = table.age[table.work == work]
         ax.hist(
             ages,
             np.arange(0, 105, 5),
             density=True,
             histtype="step",
-            color=colour,
+            linewidth=1.5,
             label=label,
         )
-    ax.set(title=work, xlabel="age", yticks=[])
-    ax.spines[["top", "right", "left"]].set_visible(False)
-axes[0].legend(frameon=False)
+    ax.set(title=work, xlabel="age, years", xlim=(0, 100), yticks=[])
+axes[0].set_ylabel("density")
+axes[0].legend(loc="upper left")
 plt.show()

@@ -8,6 +8,8 @@ spike-and-slab RBM also change the covariance: a unit that is off suppresses
 variation along its filter, and a unit that is on allows it.
 """
 
+# sphinx_gallery_thumbnail_number = 1
+
 # %%
 # Likelihoods
 # -----------
@@ -41,11 +43,10 @@ models = {
     "Gaussian RBM": RBMEstimator(64, base="gaussian", **settings),
     "spike-and-slab RBM": SpikeSlabRBM(64, **settings),
 }
+print("mean log-likelihood of test images, in nats")
 for name, model in models.items():
     model.fit(train)
-    print(
-        f"{name}: {model.score_samples(test).mean():.1f} nats of a test image"
-    )
+    print(f"  {name:23} {model.score_samples(test).mean():.1f}")
 
 # %%
 # Filters and samples
@@ -57,21 +58,25 @@ import matplotlib.pyplot as plt
 
 model = models["spike-and-slab RBM"]
 order = np.argsort(-np.linalg.norm(model.components_, axis=1))
-filters = model.filters_[order[:40]]
+filters = model.filters_[order[:24]]
 filters = filters / np.abs(filters).max(1, keepdims=True)
-samples = model.sample(40, random_state=0)
+samples = model.sample(24, random_state=0)
 
-figure = plt.figure(figsize=(9, 4.6), layout="constrained")
-left, right = figure.subfigures(1, 2)
-left.suptitle("filters")
-right.suptitle("samples")
-for part, images, colours in (
-    (left, filters, {"cmap": "RdBu_r", "vmin": -1, "vmax": 1}),
-    (right, samples, {"cmap": "gray_r", "vmin": 0, "vmax": 17}),
-):
-    for ax, image in zip(part.subplots(5, 8).flat, images, strict=True):
-        ax.imshow(image.reshape(8, 8), **colours)
-        ax.axis("off")
+
+def tiled(rows, gap):
+    """One picture of images of 8 x 8 pixels, six in a line."""
+    images = rows.reshape(4, 6, 8, 8)
+    framed = np.pad(
+        images, [(0, 0)] * 2 + [(1, 1)] * 2, constant_values=gap
+    )
+    return framed.transpose(0, 2, 1, 3).reshape(40, 60)
+
+
+figure, axes = plt.subplots(1, 2, figsize=(7.5, 2.8))
+axes[0].imshow(tiled(filters, 0), cmap="RdBu_r", vmin=-1, vmax=1)
+axes[1].imshow(tiled(samples, 0), cmap="gray_r", vmin=0, vmax=17)
+for ax, title in zip(axes, ("filters", "samples"), strict=True):
+    ax.set(title=title, xticks=[], yticks=[], frame_on=False)
 plt.show()
 
 # %%
@@ -85,6 +90,5 @@ spikes = model.transform(X)
 print(f"{spikes.mean():.0%} of the units are on in an image")
 for digit in range(3):
     typical = spikes[y == digit].mean(0) - spikes.mean(0)
-    print(
-        f"digit {digit}: units {np.argsort(-typical)[:5]} are on more often than in others"
-    )
+    units = np.argsort(-typical)[:5]
+    print(f"on more often in {digit} than in others: units {units}")

@@ -7,6 +7,8 @@ their filters match the image. The filters of a gate become variants of each
 other, and gates change less than the units of an RBM if an image moves.
 """
 
+# sphinx_gallery_thumbnail_number = 1
+
 # %%
 # Digits that are shifted
 # -----------------------
@@ -31,6 +33,10 @@ def placed(images, shifts):
 
 
 X = placed(digits, rng.integers(0, 3, (len(digits), 2)))
+
+# %%
+# Sixteen gates of four units each, beside an RBM of as many units:
+
 settings = {
     "base": "independent",
     "learning_rate": 0.1,
@@ -41,36 +47,48 @@ gates = SubspaceRBM(16, 4, **settings).fit(X)
 plain = RBMEstimator(64, **settings).fit(X)
 
 # %%
-# Filters
-# -------
-# Each row of four images shows the filters of one gate.
+# Filters, and an image that moves
+# --------------------------------
+# The left panel has the four filters of each of eight gates, one gate in
+# each line. An image is then moved by one pixel after the other, down and
+# to the right in turn. The right panel shows the correlation of its
+# features with those before the first move, as a mean over images.
 
 import matplotlib.pyplot as plt
 
-figure, axes = plt.subplots(8, 9, figsize=(6, 5.5), layout="constrained")
-largest = np.abs(gates.components_).max() / 2
-for number, filters in enumerate(gates.components_):
-    first = 5 * (number // 8)
-    for ax, one in zip(
-        axes[number % 8, first : first + 4], filters, strict=True
-    ):
-        ax.imshow(
-            one.reshape(10, 10), cmap="RdBu_r", vmin=-largest, vmax=largest
-        )
-for ax in axes.flat:
-    ax.axis("off")
+
+def tiled(rows):
+    """One picture of images of 10 x 10 pixels, four in a line."""
+    images = rows.reshape(-1, 4, 10, 10)
+    framed = np.pad(images, [(0, 0)] * 2 + [(1, 1)] * 2)
+    return framed.transpose(0, 2, 1, 3).reshape(-1, 48)
+
+
+def correlation(model, move):
+    """Of the features of an image with those of the moved one."""
+    features = [
+        model.transform(placed(digits, np.full((len(digits), 2), place)))
+        for place in ((0, 0), move)
+    ]
+    pairs = zip(*features, strict=True)
+    return np.mean([np.corrcoef(*pair)[0, 1] for pair in pairs])
+
+
+strongest = np.argsort(-np.square(gates.components_).sum((1, 2)))[:8]
+filters = gates.components_[strongest].reshape(32, -1)
+moves = [(0, 0), (1, 0), (1, 1), (2, 1), (2, 2)]
+figure, (left, right) = plt.subplots(
+    1, 2, figsize=(7.5, 4), width_ratios=[1, 1.6]
+)
+size = np.quantile(np.abs(filters), 0.995)
+left.imshow(tiled(filters), cmap="RdBu_r", vmin=-size, vmax=size)
+left.set(title="filters of eight gates", xticks=[], yticks=[])
+left.set(frame_on=False)
+for name, model in {"gates": gates, "units of an RBM": plain}.items():
+    values = [correlation(model, move) for move in moves]
+    right.plot(range(5), values, "o-", label=name)
+    print(f"{name}: {np.round(values, 2)}")
+right.set(xlabel="moves of a pixel", ylabel="correlation of the features")
+right.set(xticks=range(5), ylim=(0, 1.03))
+right.legend(loc="upper right")
 plt.show()
-
-# %%
-# Features of an image that moves
-# -------------------------------
-# The features of an image are correlated with those of the same image moved
-# by a pixel. The correlations are averaged over images.
-
-moved = placed(digits, np.full((len(digits), 2), (1, 2)))
-still = placed(digits, np.full((len(digits), 2), (1, 1)))
-for name, model in (("gates", gates), ("units of an RBM", plain)):
-    pairs = zip(model.transform(still), model.transform(moved), strict=True)
-    print(
-        f"{name}: {np.mean([np.corrcoef(*pair)[0, 1] for pair in pairs]):.2f}"
-    )

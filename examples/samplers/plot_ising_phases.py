@@ -39,7 +39,7 @@ from skebm.partition import Exact, exact_draws
 from skebm.samplers import ParallelTempering
 
 N_TEMPERATURES, COLDEST, HOTTEST = 12, 1.5, 3.6
-N_CHAINS, N_WARMUP, N_STEPS = 16, 100, {4: 300, 12: 1100}
+N_CHAINS, N_WARMUP, N_STEPS = 16, 100, {4: 300, 12: 500}
 T_CRITICAL = 2 / np.log(1 + np.sqrt(2))
 temperatures = HOTTEST * (COLDEST / HOTTEST) ** np.linspace(
     0, 1, N_TEMPERATURES
@@ -48,31 +48,28 @@ generator = torch.Generator().manual_seed(0)
 
 
 def sampled(side):
-    """|magnetisation| and energy per spin, (temperatures, draws, chains), and the last grids."""
+    """Magnetisations and energies per spin, and the last grids.
+
+    The first two have shape (temperatures, draws, chains).
+    """
     energy = ising_grid(side, side) / COLDEST
     sampler = ParallelTempering(
         N_TEMPERATURES, max_temperature=HOTTEST / COLDEST
     )
     x = energy.domain.uniform(N_CHAINS, generator, dtype=torch.float32)
     x[: N_CHAINS // 2] = 1.0
-    state, found = sampler.init(energy, x), []
+    state, kept = sampler.init(energy, x), []
     for step in range(N_WARMUP + N_STEPS[side]):
         state, _ = sampler.step(energy, state, generator)
         if step >= N_WARMUP:
             grids = torch.stack([replica.x for replica in state.aux])
             magnetisation = (2 * grids - 1).mean(2).abs()
-            energies = (
-                energy(grids.flatten(0, 1)).view(magnetisation.shape)
-                * COLDEST
-                / side**2
-            )
-            found.append(torch.stack([magnetisation, energies]))
-    magnetisation, energies = torch.stack(found, 2).numpy()
-    return (
-        magnetisation,
-        energies,
-        grids.view(N_TEMPERATURES, N_CHAINS, side, side),
-    )
+            values = energy(grids.flatten(0, 1)).view_as(magnetisation)
+            per_spin = values * COLDEST / side**2
+            kept.append(torch.stack([magnetisation, per_spin]))
+    magnetisation, per_spin = torch.stack(kept, 2).numpy()
+    shape = (N_TEMPERATURES, N_CHAINS, side, side)
+    return magnetisation, per_spin, grids.view(shape)
 
 
 with torch.no_grad():
@@ -85,7 +82,8 @@ for side, (magnetisation, energies, _) in samples.items():
     )
     least = min(effective_sample_size(values) for values in magnetisation)
     print(
-        f"{side} x {side}: R-hat at most {worst:.3f}, effective sample size at least {least:.0f}"
+        f"{side} x {side}: R-hat at most {worst:.3f}, "
+        f"effective sample size at least {least:.0f}"
     )
 
 # %%
@@ -97,7 +95,7 @@ for side, (magnetisation, energies, _) in samples.items():
 
 
 def infinite_grid(T):
-    """Magnetisation (Yang, 1952) and energy (Onsager, 1944) per spin of the infinite grid."""
+    """Magnetisation (Yang, 1952) and energy (Onsager, 1944) per spin."""
     K = 1 / T
     modulus = 2 * np.sinh(2 * K) / np.cosh(2 * K) ** 2
     factor = 2 / np.pi * (2 * np.tanh(2 * K) ** 2 - 1)
@@ -106,58 +104,45 @@ def infinite_grid(T):
 
 
 def enumerated(energy, temperatures):
-    """Mean |magnetisation| and energy per spin of a small grid, by sums over its states."""
+    """Mean |magnetisation| and energy per spin, by sums over all states."""
     n = energy.domain.n_columns
     states = next(
         energy.domain.enumerate(2**n, dtype=torch.float32, device="cpu")
     )
     magnetisation = (2 * states - 1).mean(1).abs().double()
-    found = []
+    means = []
     with torch.no_grad():
         values = energy(states).double()
         for T in temperatures:
-            p = (-values / T - Exact().estimate(energy / T).value).exp()
-            found.append((float(p @ magnetisation), float(p @ values) / n))
-    return np.transpose(found)
+            log_z = Exact().estimate(energy / T).value
+            p = (-values / T - log_z).exp()
+            means.append((float(p @ magnetisation), float(p @ values) / n))
+    return np.transpose(means)
 
 
 fine = np.linspace(COLDEST, HOTTEST, 301)
 rough = np.linspace(COLDEST, HOTTEST, 21)
 onsager = infinite_grid(fine)
 small = enumerated(ising_grid(4, 4), rough)
-colours = {4: "#d55e00", 12: "#0b5394"}
-figure, axes = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
+colours = {4: "C1", 12: "C0"}
 names = ("mean |magnetisation|", "energy per spin")
+figure, axes = plt.subplots(1, 2, figsize=(7.5, 3.3))
 for k, (ax, name) in enumerate(zip(axes, names, strict=True)):
-    ax.axvline(T_CRITICAL, color="0.8", lw=1)
-    ax.plot(fine, onsager[k], color="k", lw=1, label="infinite grid, exact")
-    ax.plot(
-        rough, small[k], color=colours[4], lw=1, label="4 x 4, enumerated"
-    )
-    for side, found in samples.items():
-        means = found[k].mean((1, 2))
-        ax.plot(
-            temperatures,
-            means,
-            "o",
-            ms=4,
-            color=colours[side],
-            label=f"{side} x {side}, sampled",
-        )
-    ax.set(xlabel="temperature", ylabel=name)
-    ax.spines[["top", "right"]].set_visible(False)
-axes[0].legend(frameon=False, fontsize="small")
-figure.suptitle(
-    "The Ising model on periodic grids; the line is the critical temperature"
-)
+    ax.axvline(T_CRITICAL, color="0.8", linewidth=1)
+    ax.plot(fine, onsager[k], color="black", label="infinite grid, exact")
+    ax.plot(rough, small[k], color="C1", label="4 x 4, enumerated")
+    for side, draws in samples.items():
+        label = f"{side} x {side}, sampled"
+        means = draws[k].mean((1, 2))
+        ax.plot(temperatures, means, "o", color=colours[side], label=label)
+    ax.set(xlabel="temperature T (grey: critical)", ylabel=name)
+axes[1].legend(loc="lower right")
 plt.show()
 
 exact = enumerated(ising_grid(4, 4), temperatures)
-for name, found, truth in zip(names, samples[4][:2], exact, strict=True):
-    error = np.abs(found.mean((1, 2)) - truth).max()
-    print(
-        f"4 x 4, {name}: largest difference of samples and enumeration {error:.4f}"
-    )
+for name, draws, truth in zip(names, samples[4][:2], exact, strict=True):
+    error = np.abs(draws.mean((1, 2)) - truth).max()
+    print(f"4 x 4, {name}: largest error of a mean {error:.4f}")
 
 # %%
 # Grids at four temperatures
@@ -168,17 +153,13 @@ for name, found, truth in zip(names, samples[4][:2], exact, strict=True):
 # temperature a third of the pairs of neighbours disagree; by chance, half
 # of them would.
 
-figure, axes = plt.subplots(2, 4, figsize=(9, 5), layout="constrained")
+figure, axes = plt.subplots(2, 4, figsize=(7, 3.9))
 for line, T in zip(axes.T, (1.5, 2.0, T_CRITICAL, 3.6), strict=True):
     nearest = int(np.abs(temperatures - T).argmin())
     for ax, chain in zip(line, (0, -1), strict=True):
-        ax.imshow(
-            samples[12][2][nearest, chain].numpy(),
-            cmap="gray_r",
-            vmin=0,
-            vmax=1,
-        )
-        ax.set(xticks=[], yticks=[])
+        spins = samples[12][2][nearest, chain].numpy()
+        ax.imshow(spins, cmap="Blues", vmin=-0.2, vmax=1)
+        ax.set(xticks=[], yticks=[], frame_on=False)
     line[0].set_title(f"T = {temperatures[nearest]:.2f}")
 figure.suptitle("12 x 12 grids of two chains; dark spins are up")
 plt.show()
@@ -197,23 +178,20 @@ grid = ising_grid(4, 4, periodic=False)
 X = 2 * exact_draws(grid / T, 3000, generator).numpy() - 1
 model = BoltzmannMachineDensity(
     "pseudo_likelihood", l1="ebic", coding="spin", random_state=0
-)
-model.fit(X)
+).fit(X)
 neighbours = grid.coupling.detach().numpy() != 0
-found = model.couplings_[model.graph_]
+couplings = model.couplings_[model.graph_]
 print(f"Edges as in the grid: {np.array_equal(model.graph_, neighbours)}")
 print(
-    f"Couplings: mean {found.mean():.3f}, from {found.min():.3f} to {found.max():.3f}"
+    f"Couplings: mean {couplings.mean():.3f}, "
+    f"from {couplings.min():.3f} to {couplings.max():.3f}"
 )
 
 display = CouplingDisplay.from_estimator(model)
-figure, axes = plt.subplots(1, 2, figsize=(9, 4.2), layout="constrained")
+figure, axes = plt.subplots(1, 2, figsize=(8, 3.8))
 display.plot("matrix", ax=axes[0])
 rows, columns = np.divmod(np.arange(16), 4)
 display.plot("graph", layout=np.column_stack([columns, -rows]), ax=axes[1])
-figure.suptitle(
-    "Couplings of 16 spins, recovered from 3,000 samples at T = 3"
-)
 plt.show()
 
 # %%
@@ -222,13 +200,9 @@ plt.show()
 # temperature the grid is magnetised, although none of the training rows
 # showed it.
 
-print("mean |magnetisation|")
+print("mean |magnetisation|   samples   enumerated")
 for factor in (0.5, 1.0, 1.5):
     drawn = model.sample(5000, random_state=0, temperature=factor)
-    learned, truth = (
-        np.abs(drawn.mean(1)).mean(),
-        enumerated(grid, [factor * T])[0, 0],
-    )
-    print(
-        f"  T = {factor * T:.1f}: samples of the model {learned:.3f}, enumerated {truth:.3f}"
-    )
+    learned = np.abs(drawn.mean(1)).mean()
+    truth = enumerated(grid, [factor * T])[0, 0]
+    print(f"  T = {factor * T:.1f} {learned:21.3f} {truth:12.3f}")

@@ -8,6 +8,8 @@ every method that applies to a model. On models small enough to enumerate,
 its table shows the error of each method.
 """
 
+# sphinx_gallery_thumbnail_number = 2
+
 # %%
 # An Ising model
 # --------------
@@ -17,13 +19,15 @@ its table shows the error of each method.
 # the tree-reweighted free energy an upper bound, and both take
 # milliseconds.
 
+import textwrap
+
 import matplotlib.pyplot as plt
 
 from skebm.energies import ising_grid
 from skebm.inspection import PartitionDisplay
 from skebm.partition import choose, compare
 
-columns = ["value", "std_error", "lower", "upper", "bound_kind", "seconds"]
+columns = ["value", "std_error", "lower", "upper", "bound_kind"]
 weak = compare(ising_grid(4, 4, coupling=0.2))
 print(weak[columns].round(3).to_string())
 
@@ -37,14 +41,14 @@ strong = compare(ising_grid(4, 4, coupling=0.8))
 print(strong[columns].round(3).to_string())
 for name, warning in strong["warning"].items():
     if warning:
-        print(f"\n{name}: {warning}")
+        print(textwrap.fill(f"{name}: {warning}", 76))
 
 # %%
 # Square brackets are bounds: dark ones are certain, light ones hold with 95
 # % probability. Reverse annealing is not available, because it starts from
 # rows near the model, and there are none.
 
-figure, axes = plt.subplots(2, 1, figsize=(8, 9.5), layout="constrained")
+figure, axes = plt.subplots(2, 1, figsize=(7.5, 8.6))
 for ax, frame, name in zip(
     axes, (weak, strong), ("weak", "strong"), strict=True
 ):
@@ -68,13 +72,10 @@ from skebm.energies import BernoulliRBM
 
 X = (load_digits().data > 7).astype(float)
 rbm = RBMEstimator(n_components=12, n_iter=60, random_state=0).fit(X)
-print(rbm.log_partition_method_)
-print(
-    choose(
-        BernoulliRBM(784, 500, generator=torch.Generator().manual_seed(0))
-    )
-)
-print(choose(ising_grid(1, 1000, coupling=0.5, periodic=False)))
+wide = BernoulliRBM(784, 500, generator=torch.Generator().manual_seed(0))
+chain = ising_grid(1, 1000, coupling=0.5, periodic=False)
+for method in (rbm.log_partition_method_, choose(wide), choose(chain)):
+    print(textwrap.fill(str(method), 76))
 
 # %%
 # With couplings of both signs, Bethe's approximation is no longer a bound.

@@ -9,6 +9,8 @@ spends them on five replicas. Dots are the final states of the chains, the
 line is the path of one of them.
 """
 
+# sphinx_gallery_thumbnail_number = 1
+
 # %%
 # The target
 # ----------
@@ -34,22 +36,20 @@ from skebm.samplers import (
 
 
 def two_modes(x, sigma=0.0):
-    """-log of a mixture of a curved valley and, with a third of the mass, a mode to the right."""
+    """Minus the log of a mixture of a valley and, to the right, a mode.
+
+    The mode has a third of the mass; `sigma` is added to all widths.
+    """
     a, b = x[..., 0], x[..., 1]
-    width = 0.35 + sigma
-    valley = (a / (1.5 + sigma)).square() / 2 + (
-        (b - 0.6 * a.square() + 1) / width
-    ).square() / 2
-    second = ((a - 3.5).square() + (b + 1.5).square()) / (
-        2 * (0.4 + sigma) ** 2
+    length, width, radius = (
+        torch.as_tensor(scale + sigma) for scale in (1.5, 0.35, 0.4)
     )
+    across = (b - 0.6 * a.square() + 1) / width
+    valley = (a / length).square() / 2 + across.square() / 2
+    mode = ((a - 3.5).square() + (b + 1.5).square()) / (2 * radius**2)
     return -torch.logaddexp(
-        np.log(2 / 3)
-        - valley
-        - torch.log(torch.as_tensor((1.5 + sigma) * width)),
-        np.log(1 / 3)
-        - second
-        - 2 * torch.log(torch.as_tensor(0.4 + sigma)),
+        np.log(2 / 3) - valley - torch.log(length * width),
+        np.log(1 / 3) - mode - torch.log(radius**2),
     )
 
 
@@ -86,48 +86,41 @@ samplers = {
     "AnnealedLangevin": (annealed, 600),
     "ParallelTempering": (tempered, 120),
 }
-grid = torch.stack(
-    torch.meshgrid(
-        torch.linspace(-4.5, 5.5, 160),
-        torch.linspace(-3.5, 6.5, 160),
-        indexing="xy",
-    ),
-    -1,
-)
+axis = torch.linspace(-4.5, 5.5, 160)
+grid = torch.stack(torch.meshgrid(axis, axis + 1, indexing="xy"), -1)
 density = (-two_modes(grid)).exp()
 
 
-def draw_target(ax, name):
-    ax.contourf(
-        grid[..., 0], grid[..., 1], density, levels=12, cmap="Blues"
-    )
-    ax.set(
-        title=name, xticks=[], yticks=[], xlim=(-4.5, 5.5), ylim=(-3.5, 6.5)
-    )
+def draw(ax, name, path, ends):
+    """The target, the path of one chain and the ends of all."""
+    ax.contourf(axis, axis + 1, density, levels=12, cmap="Blues")
+    ax.plot(*path.T, color="C1", linewidth=0.6)
+    ax.plot(*ends.T, ".", color="black", markersize=2)
+    ax.set(title=name, xticks=[], yticks=[], frame_on=False)
+    ax.set(xlim=(-4.5, 5.5), ylim=(-3.5, 6.5), aspect=1)
 
 
-figure, axes = plt.subplots(2, 3, figsize=(10, 6.8), layout="constrained")
+figure, axes = plt.subplots(2, 3, figsize=(7.5, 5.4))
 for ax, (name, (sampler, n_steps)) in zip(
     axes.flat, samplers.items(), strict=True
 ):
+    n_warmup = 0 if sampler is annealed else n_steps
     trace = sampler.trace(
-        Target(),
-        start,
-        n_steps,
-        generator,
-        n_warmup=0 if sampler is annealed else n_steps,
+        Target(), start, n_steps, generator, n_warmup=n_warmup
     )
     in_second = float((trace.x[-1, :, 0] > 2.4).float().mean())
     print(
         f"{name:20} acceptance {float(trace.acceptance.mean()):.2f}, "
         f"{in_second:.0%} in the second mode"
     )
-    draw_target(ax, f"{name}: {in_second:.0%} in the 2nd mode")
-    ax.plot(*trace.x[:, 0].T, color="#d55e00", linewidth=0.8)
-    ax.plot(*trace.x[-1].T, ".", color="black", markersize=2)
+    title = f"{name}: {in_second:.0%}"
+    draw(ax, title, trace.x[:, 0], trace.x[-1])
 plt.show()
 
 # %%
+# The numbers are the shares of chains in the second mode, which has 33 % of
+# the mass.
+#
 # One-hot and binary rows
 # -----------------------
 # The target is the same, on a grid of 40 x 40 cells with a one-hot column
@@ -141,35 +134,32 @@ class Cells(Energy):
 
     def __init__(self):
         super().__init__()
-        self.table = two_modes(
-            grid[::4, ::4]
-        ).T.contiguous()  # E of each pair of levels
+        # The energy of each pair of levels.
+        self.table = two_modes(grid[::4, ::4]).T.contiguous()
 
     def forward(self, x, cond=None):
         return ((x[:, :40] @ self.table) * x[:, 40:]).sum(1)
 
 
 first = torch.tensor([[7, 27]]).expand(200, 2)  # the same corner
-figure, axes = plt.subplots(1, 3, figsize=(10, 3.6), layout="constrained")
+figure, axes = plt.subplots(1, 3, figsize=(7.5, 2.8))
 for ax, sampler in zip(
     axes[:2], (GibbsWithGradients(), DiscreteLangevin(5.0)), strict=True
 ):
     rows = Cells.domain.one_hot(first, torch.float32)
     trace = sampler.trace(Cells(), rows, 300, generator)
-    place = (
-        torch.stack([Cells.domain.levels(x) for x in trace.x]) * 10 / 39.75
-    )
-    place = place + torch.tensor([-4.5, -3.5])
-    draw_target(ax, type(sampler).__name__)
-    ax.plot(*place[:, 0].T, color="#d55e00", linewidth=0.8)
+    levels = torch.stack([Cells.domain.levels(x) for x in trace.x])
+    place = levels * 10 / 39.75 + torch.tensor([-4.5, -3.5])
     jitter = 0.1 * torch.randn(200, 2, generator=generator)
-    ax.plot(*(place[-1] + jitter).T, ".", color="black", markersize=2)
+    name = type(sampler).__name__
+    draw(ax, name, place[:, 0], place[-1] + jitter)
 
 spins = ising_grid(40, 40, coupling=0.43)
 x = spins.domain.uniform(1, generator, dtype=torch.float32)
 state, _ = Gibbs().run(spins, x, 300, generator)
 axes[2].imshow(state.x.view(40, 40), cmap="Blues")
-axes[2].set(title="Gibbs: a 40 x 40 lattice of spins", xticks=[], yticks=[])
+axes[2].set(title="Gibbs, 40 x 40 spins", xticks=[], yticks=[])
+axes[2].set(frame_on=False)
 plt.show()
 
 # %%
@@ -181,10 +171,9 @@ from skebm.inspection import ChainDisplay
 
 apart = 3 * torch.randn(8, 2, generator=generator)
 trace = tempered.run_until(
-    Target(), apart, generator, r_hat=1.02, max_steps=3000
+    Target(), apart, generator, r_hat=1.1, max_steps=2000
 )
-print(
-    f"converged: {trace.converged} after {trace.n_steps} steps; ESS {trace.ess().round()}"
-)
+print(f"converged: {trace.converged} after {trace.n_steps} steps")
+print(f"effective sample sizes of the columns: {trace.ess().round()}")
 ChainDisplay.from_trace(trace, feature_names=["a", "b"]).plot()
 plt.show()

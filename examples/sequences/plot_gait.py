@@ -8,6 +8,8 @@ sequence beyond its end, and imputes joints that were lost in some frames,
 given the frames before and after.
 """
 
+# sphinx_gallery_thumbnail_number = 2
+
 # %%
 # The data are walks of eight joints, whose angles are harmonics of a
 # stride; its pace and width differ from walk to walk.
@@ -18,33 +20,20 @@ import numpy as np
 from skebm import TemporalRBM
 from skebm.inspection import TrajectoryDisplay
 
-JOINTS = [
-    "hip",
-    "knee",
-    "ankle",
-    "toe",
-    "spine",
-    "shoulder",
-    "elbow",
-    "wrist",
-]
+JOINTS = ["hip", "knee", "ankle", "toe"]
+JOINTS += ["spine", "shoulder", "elbow", "wrist"]
 rng = np.random.default_rng(0)
-LEVEL, SHIFT = (
-    rng.normal(size=(3, 8)) / np.array([[1], [2], [4]]),
-    rng.uniform(0, 6.3, (3, 8)),
-)
+LEVEL = rng.normal(size=(3, 8)) / np.array([[1], [2], [4]])
+SHIFT = rng.uniform(0, 6.3, (3, 8))
 
 
 def walk(n_frames, seed):
-    """Angles of joints, (n_frames, 8)."""
+    """Angles of joints in radians, (n_frames, 8)."""
     rng = np.random.default_rng(seed)
-    pace = np.cumsum(
-        0.22 + 0.03 * rng.normal() + 0.01 * rng.normal(size=n_frames)
-    )
-    stride = 1 + 0.1 * rng.normal()
+    steps = 0.22 + 0.03 * rng.normal() + 0.01 * rng.normal(size=n_frames)
+    phase, stride = np.cumsum(steps)[:, None], 1 + 0.1 * rng.normal()
     angle = sum(
-        LEVEL[k] * np.sin((k + 1) * pace[:, None] + SHIFT[k])
-        for k in range(3)
+        LEVEL[k] * np.sin((k + 1) * phase + SHIFT[k]) for k in range(3)
     )
     return stride * angle + 0.02 * rng.normal(size=angle.shape)
 
@@ -61,17 +50,22 @@ model = TemporalRBM(
 print(f"{model.score(test):.2f} nats a frame given its past")
 
 # %%
-# After twenty frames of a new walk, the model continues it for 300 frames:
+# After twenty frames of a new walk, the model continues it for 180 frames:
 # the joints keep swinging together, at a pace of their own.
 
 display = TrajectoryDisplay.from_estimator(
-    model, test, n_start=20, random_state=0
+    model,
+    test,
+    columns=[0, 1, 2, 6],
+    n_start=20,
+    n_frames=180,
+    random_state=0,
 )
 display.plot()
 for ax, column in zip(
     display.axes_.values(), display.column_names, strict=True
 ):
-    ax.set_ylabel(JOINTS[int(column[1:])])
+    ax.set_ylabel(JOINTS[int(column[1:])] + ", rad")
 plt.show()
 
 # %%
@@ -90,29 +84,20 @@ for j in range(8):
         np.arange(150), np.flatnonzero(known), lost[known, j]
     )
 
-fig, axes = plt.subplots(
-    2, 1, figsize=(8, 4), sharex=True, layout="constrained"
-)
+fig, axes = plt.subplots(2, 1, figsize=(7.2, 3.6), sharex=True)
 for ax, j in zip(axes, (1, 2), strict=True):
-    ax.plot(test[:, j], color="0.7", lw=3, label="true")
-    ax.plot(
-        np.where(np.isnan(lost[:, j]), filled[:, j], np.nan),
-        color="#d55e00",
-        label="model",
-    )
-    ax.plot(
-        np.where(np.isnan(lost[:, j]), lines[:, j], np.nan),
-        "--",
-        color="#0b5394",
-        label="line",
-    )
-    ax.set_ylabel(JOINTS[j])
-axes[0].legend(ncols=3, loc="upper right")
+    unknown = np.isnan(lost[:, j])
+    by_model = np.where(unknown, filled[:, j], np.nan)
+    by_line = np.where(unknown, lines[:, j], np.nan)
+    ax.plot(test[:, j], color="0.75", linewidth=4, label="true")
+    ax.plot(by_model, color="C1", label="model")
+    ax.plot(by_line, "--", color="C0", label="line")
+    ax.set_ylabel(f"{JOINTS[j]}, rad")
+axes[0].legend(ncols=3, loc="lower right", bbox_to_anchor=(1, 0.97))
 axes[1].set_xlabel("frame")
 plt.show()
 
 out = np.isnan(lost)
-for name, found in (("model", filled), ("interpolation", lines)):
-    print(
-        f"{name}: mean squared error {np.square(found - test)[out].mean():.4f}"
-    )
+for name, values in (("model", filled), ("interpolation", lines)):
+    error = np.square(values - test)[out].mean()
+    print(f"{name}: mean squared error {error:.4f}")

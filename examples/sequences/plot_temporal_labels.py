@@ -8,6 +8,8 @@ all other frames: the notes before, and in a generative fit also those
 after, determine the chord.
 """
 
+# sphinx_gallery_thumbnail_number = 1
+
 # %%
 # In these songs, chords of three to six notes follow each other in a fixed
 # order, with some chords left out. Three notes in four are drawn from the
@@ -54,46 +56,38 @@ def songs(n, seed):
 # that a label depends on the notes so far. The generative one learns notes
 # and chords together, so that its labels depend on the whole song.
 
-few = {
+settings = {
     "n_components": 8,
     "order": 2,
     "label_order": 1,
     "learning_rate": 0.02,
     "random_state": 0,
 }
-causal = TemporalRBMClassifier(**few, n_iter=40).fit(X, y)
+causal = TemporalRBMClassifier(**settings, n_iter=40).fit(X, y)
 smoothing = TemporalRBMClassifier(
-    **few, n_iter=60, objective="generative"
+    **settings, n_iter=60, objective="generative"
 ).fit(X, y)
 alone = LogisticRegression().fit(np.concatenate(X), np.concatenate(y))
-print(
-    f"accuracy by the note alone: {alone.score(np.concatenate(X_new), np.concatenate(y_new)):.2f}"
-)
-print(f"with the notes before it:   {causal.score(X_new, y_new):.2f}")
-print(f"with those after it as well: {smoothing.score(X_new, y_new):.2f}")
+by_note = alone.score(np.concatenate(X_new), np.concatenate(y_new))
+print("accuracy on new songs")
+print(f"  the note alone    {by_note:.2f}")
+print(f"  the notes so far  {causal.score(X_new, y_new):.2f}")
+print(f"  the whole song    {smoothing.score(X_new, y_new):.2f}")
 
 # %%
 # The panels show the probabilities of the chords of a new song; points mark
 # the true chords. Where a chord begins, the notes that follow decide.
 
-fig, axes = plt.subplots(
-    3, 1, figsize=(8, 5.5), sharex=True, layout="constrained"
-)
-found = (
-    (alone.predict_proba(X_new[0]), "the note alone"),
-    (causal.predict_proba(X_new[0]), "the notes so far"),
-    (smoothing.predict_proba(X_new[0]), "the whole song"),
-)
+panels = {"the note alone": alone, "the notes so far": causal}
+panels["the whole song"] = smoothing
 truth = np.searchsorted(alone.classes_, y_new[0])
-for ax, (p, title) in zip(axes, found, strict=True):
-    ax.imshow(
-        p.T, cmap="Blues", vmin=0, vmax=1, aspect="auto", origin="lower"
-    )
-    ax.plot(truth, ".", color="C3", ms=5)
-    ax.set(
-        title=f"p(chord given {title})",
-        yticks=range(4),
-        yticklabels=alone.classes_,
-    )
+fig, axes = plt.subplots(3, 1, figsize=(7.2, 4.8), sharex=True)
+for ax, (title, model) in zip(axes, panels.items(), strict=True):
+    p = model.predict_proba(X_new[0])
+    picture = ax.imshow(p.T, vmin=0, vmax=1, aspect="auto", origin="lower")
+    ax.plot(truth, ".", color="C1", markersize=6)
+    ax.set_title(f"p(chord | {title})")
+    ax.set_yticks(range(4), alone.classes_)
 axes[-1].set_xlabel("note")
+fig.colorbar(picture, ax=axes, label="probability", aspect=40)
 plt.show()

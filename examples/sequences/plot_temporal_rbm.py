@@ -7,6 +7,8 @@ ones. It continues a song beyond its end, and detects frames that do not
 follow, although each of them would be likely elsewhere.
 """
 
+# sphinx_gallery_thumbnail_number = 1
+
 # %%
 # The songs consist of four chords, each of which lasts for four frames,
 # with a melody on top. The order of the chords is always the same; the
@@ -32,19 +34,19 @@ def song(n_bars, seed):
     return roll
 
 
-train = [song(8, seed) for seed in range(20)]
+train = [song(8, seed) for seed in range(12)]
 test = song(8, 100)
 
 # %%
 # An RBM of single frames knows the chords, but not their order.
 
-model = TemporalRBM(12, order=4, n_iter=100, random_state=0).fit(train)
+model = TemporalRBM(12, order=4, n_iter=80, random_state=0).fit(train)
 alone = RBMEstimator(12, learning="pcd", random_state=0).fit(
     np.concatenate(train)
 )
-print(
-    f"nats of a frame given its past: {model.score(test):.2f}, alone: {alone.score(test):.2f}"
-)
+print("mean log-likelihood of the frames of a new song, in nats")
+print(f"  given the past {model.score(test):.2f}")
+print(f"  alone          {alone.score(test):.2f}")
 
 # %%
 # The model continues a new song after its first bar, frame by frame.
@@ -63,19 +65,17 @@ changed = test.copy()
 wrong = np.sort(rng.choice(np.arange(8, 128, 6), 8, replace=False))
 changed[wrong] = test[(wrong + 4) % 128]  # a frame of the next chord
 
-fig, axes = plt.subplots(
-    2, 1, figsize=(8, 4), sharex=True, layout="constrained"
-)
-for ax, value, title in (
-    (axes[0], model.score_samples(changed), "given the past"),
-    (axes[1], alone.score_samples(changed), "alone"),
-):
-    ax.plot(value, lw=0.8)
-    ax.plot(
-        wrong, value[wrong], "o", color="C3", ms=4, label="moved frames"
-    )
-    ax.set(title=f"log p of each frame, {title}", ylabel="nats")
-axes[0].legend(loc="lower center")
+scores = {
+    "given the past": model.score_samples(changed),
+    "alone": alone.score_samples(changed),
+}
+fig, axes = plt.subplots(2, 1, figsize=(7.2, 3.8), sharex=True)
+for ax, (title, values) in zip(axes, scores.items(), strict=True):
+    ax.plot(values, linewidth=1)
+    ax.plot(wrong, values[wrong], "o", color="C1", label="moved frames")
+    ax.set(title=f"log-likelihood of each frame, {title}", ylabel="nats")
+    ax.margins(y=0.1)
+axes[0].legend(loc="lower right", bbox_to_anchor=(1, 0.97))
 axes[1].set_xlabel("frame")
 plt.show()
 
@@ -89,21 +89,11 @@ lost[20:28] = np.nan
 lost[40:56, :12] = np.nan
 filled = model.impute(lost, random_state=0, how="mean")
 
-fig, axes = plt.subplots(
-    2, 1, figsize=(8, 4.5), sharex=True, layout="constrained"
-)
-for ax, roll, title in (
-    (axes[0], lost, "lost notes"),
-    (axes[1], filled, "filled in"),
-):
-    ax.imshow(
-        roll.T,
-        cmap="Greys",
-        origin="lower",
-        aspect="auto",
-        interpolation="nearest",
-    )
-    ax.set_facecolor("#f5cba7")
+fig, axes = plt.subplots(2, 1, figsize=(7.2, 4), sharex=True)
+rolls = {"lost notes": lost, "imputed means": filled}
+for ax, (title, roll) in zip(axes, rolls.items(), strict=True):
+    ax.imshow(roll.T, cmap="Greys", origin="lower", aspect="auto")
+    ax.set_facecolor("moccasin")
     ax.set(title=title, ylabel="note")
 axes[1].set_xlabel("frame")
 plt.show()

@@ -1,6 +1,7 @@
 """Examples: figures of one style, made and filled in one block; titles of a method and its data."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,15 @@ def test_titles_are_short_and_examples_tell_a_story(example):
     assert 20 <= len(title) <= 70  # a method and its data, on two lines of a card
     assert len(" ".join(story).split()) >= 20
     assert example.read_text().count("# %%") >= 3
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_leave_style_to_the_style_file_and_warnings_to_the_reader(example):
+    source = example.read_text()
+    assert "\n# sphinx_gallery_thumbnail_number = " in source
+    assert not re.findall(r"#[0-9a-fA-F]{6}", source)  # colours are C0, C1, ... and names
+    assert not re.findall(r"rcParams|style\.use|tight_layout|spines", source)
+    assert not re.findall(r"catch_warnings|filterwarnings|simplefilter", source)
 
 
 def test_displays_have_the_first_colours_of_the_style():

@@ -172,7 +172,7 @@ class EnergyHistogramDisplay:
             style = {"color": "black", "linestyle": "--", "linewidth": 1.2}
             ax.plot([self.threshold] * 2, [0, top], label="threshold", **style)
         # The highest bar leaves room for the legend above it.
-        headroom = 1.45
+        headroom = 1.6
         ax.set(xlim=(low, high), ylim=(0, headroom * highest), xlabel=self.energy_name)
         ax.set_ylabel("share of rows")
         ax.spines[["top", "right"]].set_visible(False)
