@@ -178,10 +178,11 @@ def names_compared() -> Iterator[None]:
 
 
 def check_container(X: Any) -> None:
-    """Raise for rows that are not computed yet, of a graph of gradients, or with repeated names.
+    """Raise for rows that are not computed yet, of a graph of gradients, or no table.
 
     Nothing is computed or detached in silence: both may be mistakes. The first two are a
-    `TypeError`, the last is a `ValueError`.
+    `TypeError`, the others a `ValueError`: repeated names of columns, rows of several lengths, and
+    columns that are named in other containers than frames.
     """
     if type(X).__name__ == "LazyFrame":
         raise TypeError("X is a LazyFrame, whose rows are not computed yet: pass X.collect().")
@@ -190,12 +191,30 @@ def check_container(X: Any) -> None:
             "X is a tensor that requires gradients, which do not pass through an estimator: pass "
             "X.detach()."
         )
+    if isinstance(X, dict) or getattr(getattr(X, "dtype", None), "names", None):
+        what = "a dictionary" if isinstance(X, dict) else "an array of records"
+        raise ValueError(f"X is {what} of columns: pass pandas.DataFrame(X).")
+    if isinstance(X, list | tuple):
+        _check_lengths(X)
     if hasattr(X, "iloc") and hasattr(X, "columns") and not X.columns.is_unique:
         name = X.columns[X.columns.duplicated()][0]
         n = int((X.columns == name).sum())
         raise ValueError(
             f"{name!r} is the name of {n} columns of X: rename them, as by X.columns = [...], or "
             "drop all but one."
+        )
+
+
+def _check_lengths(X: list[Any] | tuple[Any, ...]) -> None:
+    """Raise `ValueError` for a list of rows whose numbers of columns differ."""
+    if not all(isinstance(row, list | tuple) for row in X):
+        return
+    lengths = [len(row) for row in X]
+    if len(set(lengths)) > 1 and not any(np.ndim(row[0]) for row in X if len(row)):
+        other = next(i for i, length in enumerate(lengths) if length != lengths[0])
+        raise ValueError(
+            f"Row 0 of X has {lengths[0]} columns, and row {other} has {lengths[other]}: pass rows "
+            "of one length, with nan for what is missing."
         )
 
 

@@ -225,10 +225,12 @@ def test_draws_of_integers_are_values_that_occurred(library):
     module = pytest.importorskip(library)
     rng = np.random.default_rng(0)
     counts, kinds = rng.poisson(1, 60).astype(np.uint8), rng.choice(["u", "v"], 60)
-    frame = module.DataFrame({"count": counts, "kind": kinds})
+    size = rng.normal(size=60).astype(np.float32)
+    frame = module.DataFrame({"count": counts, "kind": kinds, "size": size})
     model = RBMEstimator(2, n_iter=1, random_state=0).fit(frame)
     drawn = model.sample(300, random_state=0)
-    assert drawn["count"].dtype == frame["count"].dtype
+    assert list(drawn.dtypes) == list(frame.dtypes)
     assert 0 <= drawn["count"].min() <= drawn["count"].max() <= counts.max()
-    known = module.DataFrame({"count": counts + np.uint8(100), "kind": [None, *kinds[1:]]})
+    names = [None, *kinds[1:]]
+    known = module.DataFrame({"count": counts + np.uint8(100), "kind": names, "size": size})
     assert model.impute(known, random_state=0)["count"].to_list() == known["count"].to_list()

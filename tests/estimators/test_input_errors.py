@@ -75,6 +75,24 @@ def test_tensors_are_not_detached_in_silence(cls):
         fit(cls, torch.tensor(X, requires_grad=True))
 
 
+NO_TABLES = {
+    "dictionary": (dict(zip("abc", X.T, strict=True)), r"a dictionary.*pandas\.DataFrame\(X\)"),
+    "records": (
+        np.array([tuple(row) for row in X], dtype=[(name, float) for name in "abc"]),
+        r"an array of records.*pandas\.DataFrame\(X\)",
+    ),
+    "lengths": ([*X.tolist()[1:], [1.0]], "Row 0 of X has 3 columns, and row 39 has 1: pass rows"),
+}
+
+
+@pytest.mark.parametrize("kind", NO_TABLES)
+@pytest.mark.parametrize("cls", FITTED, ids=named)
+def test_what_is_no_table_is_said_to_be_none(cls, kind):
+    rows, match = NO_TABLES[kind]
+    with pytest.raises(ValueError, match=match):
+        fit(cls, rows)
+
+
 def test_rows_that_are_scored_are_checked_alike():
     rows = torch.tensor(X)
     lazy = pl.DataFrame(X, schema=list("abc")).lazy()

@@ -5,7 +5,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 # What tests more than one module, and what tests and tools share.
-OTHERS = {"adversarial", "contracts", "project", "support"}
+OTHERS = {"adversarial", "contracts", "project", "support", "tutorial"}
 MAX_NAMES = 25
 
 

@@ -235,8 +235,8 @@ class Coding(NamedTuple):
             for j, dtype in enumerate(dtype_of(t, self.kind) for t in self.dtypes):
                 if j in self.levels:
                     frame[j] = frame[j].astype(dtype)
-                elif getattr(dtype, "kind", "O") in "biu":
-                    frame[j] = frame[j].round().astype(dtype)
+                elif getattr(dtype, "kind", "O") in "biuf":
+                    frame[j] = (frame[j] if dtype.kind == "f" else frame[j].round()).astype(dtype)
             frame.columns = self.names
             return frame
         if self.kind == "polars":
