@@ -112,8 +112,8 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
     Parameters
     ----------
     n_components : int or "auto", default="auto"
-        Number of hidden units, H. If held-out rows guard the training (see Notes) and it takes
-        10,000 steps, ``"auto"`` is the one of 64, 256 and 16 with which held-out rows are most
+        Number of hidden units, H. If held-out rows may choose (see Notes) and training takes 10,000
+        steps, or is exact, ``"auto"`` is the one of 64, 256 and 16 with which these rows are most
         likely after a part of the epochs; otherwise it is 256, as in `BernoulliRBM`. See
         `n_components_`.
     hidden : "binary", Subspace or SpikeSlab, default="binary"
@@ -174,11 +174,11 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
         ``"latent-classes"`` is a mixture of independent columns of all kinds, for tables that do
         not consist of bits alone; held-out rows choose its number of classes
         (:class:`skebm.distributions.LatentClasses`). ``"auto"`` is independent columns, unless
-        held-out rows are more likely with another base after a tenth of the epochs than with
-        independent columns after half of them; this is compared only if held-out rows guard the
-        training (see Notes). `base_reason_` gives the result. Any distribution of
-        :mod:`skebm.distributions` with exact conditionals and a positive probability for every row
-        of X can be passed, too.
+        held-out rows are more likely, beyond the error of the difference, with another base after a
+        tenth of the epochs than with independent columns after half of them; this is compared only
+        if held-out rows guard the training (see Notes). `base_reason_` gives the result. Any
+        distribution of :mod:`skebm.distributions` with exact conditionals and a positive
+        probability for every row of X can be passed, too.
     centering : Centering, "auto" or None, default="auto"
         Centre the units in the gradient of the stochastic rules, which keeps the fixed points,
         improves the conditioning, and makes training invariant to exchanging zeros and ones.
@@ -305,6 +305,14 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
     is its base, with a `ConvergenceWarning`, if these rows gain less by it than a base of all rows
     is expected to, plus half a standard error. If the mean ratio still rises by 0.1 nats from the
     third to the last quarter of a fit, a `ConvergenceWarning` suggests a larger `n_iter`.
+
+    **Held-out rows choose** the base, the number of hidden units and, where the likelihood is exact
+    for few hidden units, between it and PCD, if these are ``"auto"`` and the conditions above hold.
+    Each choice is trained for a part of the epochs, and the log-likelihoods of the same rows are
+    compared, with log Z at its pessimistic end. Of those that are behind the best by no more than
+    the error of the difference the plainest is taken, and fitted anew. The rows that guard this fit
+    are among those that chose: if they are less likely after it than after the trial, the model is
+    that of the trial, with a `ConvergenceWarning`.
 
     **With fewer rows**, but at least 8, the rows determine the number of epochs instead, if
     `n_iter` is ``"auto"`` as well. A model of each half of the rows is trained first, and is
