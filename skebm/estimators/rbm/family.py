@@ -65,6 +65,7 @@ from skebm.training.plan import TrainingPlan, asked_steps, plan_of
 from skebm.training.rows import Rows
 from skebm.training.selection import (
     WORTH_A_WARNING,
+    Gain,
     LogRatioOf,
     epochs_by_halves,
     is_worth_a_warning,
@@ -275,10 +276,9 @@ class RBMFamily(Family, JointModel):
         if trial.net is None or not is_better(loss):
             return recipe
         if is_worth_a_warning(loss):
+            n_epochs = f"The model is that of the trial that chose it, of {len(trial.net.history)}"
             warn(
-                f"The model is that of the trial that chose it, of {len(trial.net.history)} "
-                f"epochs: after {len(net.history)} held-out rows are {loss.gain:.2g} nats less "
-                f"likely, with a standard error of {loss.error:.2g}.",
+                f"{n_epochs} epochs: {in_words_of_loss(loss, len(net.history))}.",
                 TrainingWarning,
                 ("Lower n_components or n_iter, or pass a penalty.", "n_components"),
                 ("Lower n_iter.", "n_iter"),
@@ -379,6 +379,19 @@ class RBMFamily(Family, JointModel):
 
 
 RBMRecipe: TypeAlias = Recipe[RBMFamily]
+
+
+def in_words_of_loss(loss: Gain, n_epochs: int) -> str:
+    """What held-out rows lost by training on after a trial."""
+    if math.isfinite(loss.gain):
+        return (
+            f"after {n_epochs} held-out rows are {loss.gain:.2g} nats less likely, with a standard "
+            f"error of {loss.error:.2g}"
+        )
+    return (
+        f"log Z after {n_epochs} is not known: annealing back from held-out rows finds less than "
+        "forward annealing"
+    )
 
 
 def still_rising(gains: list[float], n_quarters: int = 1) -> float | None:
