@@ -314,8 +314,8 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
         :math:`\lambda \ge 0`. 0 is a plain classifier, without chains. 1 is the joint maximum
         likelihood of rows and labels, in which :math:`\log p(x)`, a sum over columns, outweighs the
         labels. ``"auto"`` is 0.03, or one over the number of columns if there are more than 33; it
-        is 0 where trials (see `n_iter`) find that noise and density cost class probabilities. The
-        density alone would choose the largest weight: what it gets is what the classes do not pay.
+        is 0 where trials (see `n_iter`) find that the noise costs class probabilities. The density
+        alone would choose the largest weight: what it gets is what the classes do not pay.
     sampler : Sampler or None, default=None
         Sampler of the chains, in training and for samples. None is adaptive
         :class:`skebm.samplers.MALA`, and :class:`~skebm.samplers.GibbsWithGradients` on discrete
@@ -345,14 +345,14 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
     n_iter : int or "auto", default="auto"
         Number of epochs; ``"auto"`` is the one for which the cross-entropy of labelled rows that
         trials leave out is least. Trials train the classifier without chains, on rows with and
-        without noise; if both are equal, one with chains follows. Compared are five numbers, each
-        half of the next, until a larger one is clearly worse; the largest amounts to about a
-        thousand steps, in at most 100 epochs. Each trial leaves out a third of the labelled rows in
-        turn, or a tenth once if there are more than 2,000. With fewer than 30 labelled rows, or
-        less than a third, and with `early_stopping`, it is the largest number, without trials. A
-        costly network has at most 1.3e12 multiplications, a minute of a core, but four epochs at
-        least; by default it then has a fourth of the chains, of one step, and three numbers are
-        compared by one trial each. As work is counted and not timed, a seed determines the model.
+        without noise. Compared are five numbers, each half of the next, until a larger one is
+        clearly worse; the largest amounts to about a thousand steps, in at most 100 epochs. Each
+        trial leaves out a third of the labelled rows in turn, or a tenth once if there are more
+        than 2,000. With fewer than 30 labelled rows, or less than a third, and with
+        `early_stopping`, it is the largest number, without trials. A costly network has at most
+        1.3e12 multiplications, a minute of a core, but four epochs at least; by default it then has
+        a fourth of the chains, of one step, and three numbers are compared by one trial each. As
+        work is counted and not timed, a seed determines the model.
     <<optimizer>>
     early_stopping : bool or EarlyStopping, default=False
         Stop when the objective on held-out rows no longer improves, and keep the best weights;

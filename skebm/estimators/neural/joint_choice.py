@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
+from torch import Tensor, nn
 
 from skebm.base import sampling
 from skebm.base.objective import effective_count, weighted_mean, weighted_variance
@@ -165,9 +164,10 @@ def chosen_by_trials(
 ) -> NeuralRecipe:
     """The recipe with the number of epochs and the generative weight that left-out labels choose.
 
-    Networks without chains decide on the epochs, as they cost a tenth: one that is trained on noisy
-    rows, as the model is, and a plain one on rows as they are. If labels are likelier under the
-    plain one, the weight is 0; if both are equal to within an error, the model itself is tried.
+    Networks without chains decide, as they cost a tenth: one that is trained on noisy rows, as the
+    model is, and a plain one on rows as they are. If labels are likelier under the plain one, the
+    weight is 0. The density itself is not tried: on eight tables its weight changed the loss of
+    left-out labels by -0.040 to 0.008 nats, -0.004 on average.
 
     Parameters
     ----------
@@ -190,24 +190,41 @@ def chosen_by_trials(
     if costly or not any_weight:
         return found
     best, of_plain = best_epochs(trials, plain, n_compared)
-    weight = trials.weight(recipe)
-    loss = gain_of(of_plain, of_noisy, weight)
-    if abs(loss.gain) <= loss.error:
-        loss = gain_of(of_plain, trials.log_p(found), weight)
-    return best if is_kept(loss) else found
+    return best if is_kept(gain_of(of_plain, of_noisy, trials.weight(recipe))) else found
 
 
 def work_of_a_pass(recipe: NeuralRecipe, rows: Rows, generator: torch.Generator) -> float:
     """Multiplications of an epoch in networks, chains included; backward passes count as two."""
     objective: Any = recipe.family.objective(recipe, generator)
-    energy, n = objective.energy, 2  # layers may need more rows than one
-    x = rows.block(0, 1).expand(n, *rows.block(0, 1).shape[1:])
-    with torch.no_grad(), sampling(energy), FlopCounterMode(display=False) as counter:
-        energy.network.classifier(energy.as_input(x))
-    forward = counter.get_total_flops() / (2 * n)
+    forward = work_of_a_row(objective.energy, rows)
     if not objective.generative_weight:
         return float(3 * forward * rows.n_table)
     phase = objective.generative.negatives
     n_chains = getattr(objective.generative.chains, "n_chains", recipe.plan.batch_size)
     share = n_chains / min(recipe.plan.batch_size, rows.n_table)
     return float(3 * forward * rows.n_table * (1 + share * (1 + phase.n_steps)))
+
+
+def work_of_a_row(energy: Any, rows: Rows) -> float:
+    """Multiplications by which a network computes logits: of linear and convolutional layers.
+
+    At least one for each parameter, as what a network does without layers is not seen.
+    """
+    counts: list[float] = []
+    n = 2  # layers may need more rows than one
+
+    def count(layer: nn.Module, inputs: Any, output: Any) -> None:
+        weight = getattr(layer, "weight", None)
+        if isinstance(weight, Tensor) and isinstance(output, Tensor) and weight.ndim:
+            counts.append(weight.numel() * output.numel() / (n * weight.shape[0]))
+
+    network = energy.network.classifier
+    hooks = [layer.register_forward_hook(count) for layer in network.modules()]
+    x = rows.block(0, 1).expand(n, *rows.block(0, 1).shape[1:])
+    try:
+        with torch.no_grad(), sampling(energy):
+            network(energy.as_input(x))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return float(max(sum(counts), sum(p.numel() for p in network.parameters())))

@@ -6,12 +6,20 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import make_blobs
+from torch import nn
 
 from skebm import JEMClassifier
-from skebm.energies import MLP, Conv
+from skebm.base import Real
+from skebm.distributions import Gaussian
+from skebm.energies import MLP, ClassMarginal, Conv, NeuralEnergy
 from skebm.estimators import Hybrid
 from skebm.estimators.neural import jem, joint_choice
-from skebm.estimators.neural.joint_choice import gain_of, labelled_folds, numbers_of_epochs
+from skebm.estimators.neural.joint_choice import (
+    gain_of,
+    labelled_folds,
+    numbers_of_epochs,
+    work_of_a_row,
+)
 from skebm.samplers import Persistent
 from skebm.training import EarlyStopping
 from skebm.training.rows import Rows
@@ -26,6 +34,18 @@ without_chains = {name: value for name, value in quick.items() if name not in ("
 def rows_with(y, x=None):
     x = torch.arange(3.0 * len(y)).view(-1, 3) if x is None else x
     return Rows(x, y=torch.as_tensor(y), dtype=torch.float32, device=CPU)
+
+
+def work_of(network, shape):
+    base = Gaussian(torch.zeros(math.prod(shape)), 1.0)
+    energy = NeuralEnergy(
+        ClassMarginal(network),
+        Real((math.prod(shape),)),
+        base,
+        image_shape=shape if len(shape) > 1 else None,
+    )
+    rows = Rows(torch.zeros(4, math.prod(shape)), dtype=torch.float32, device=CPU)
+    return work_of_a_row(energy, rows)
 
 
 def folds_of(rows, seed=0, together=True):
@@ -82,6 +102,14 @@ def test_gains_of_trials_that_diverged():
     assert gain_of(lost, one, weight).gain == -math.inf
     assert gain_of(one, lost, weight).gain == math.inf
     assert gain_of(one + 1, one, weight) == (1.0, 0.0)
+
+
+def test_multiplications_of_layers_and_of_networks_without_any():
+    linear = nn.Sequential(nn.Linear(3, 16), nn.SiLU(), nn.Linear(16, 2))
+    assert work_of(linear, (3,)) == 3 * 16 + 16 * 2 + 16 + 2  # no fewer than parameters
+    conv = nn.Sequential(nn.Conv2d(1, 8, 3, 2, 1), nn.Flatten(), nn.Linear(72, 2))
+    assert work_of(conv, (1, 6, 6)) == 9 * 9 * 8 + 72 * 2
+    assert not any(layer._forward_hooks for layer in conv)
 
 
 # ------------------------------------------------------------------------------
