@@ -12,7 +12,9 @@ import torch
 from sklearn.base import clone
 from torch import Tensor
 
-from skebm.base import sampling
+from skebm.base import Binary, Domain, SamplingError, sampling
+from skebm.base.domains import parts_of
+from skebm.base.objective import effective_count, weighted_mean, weighted_variance
 from skebm.distributions import Distribution
 from skebm.energies import ClassRBM, MixedRBM
 from skebm.estimators.base import at_least_two, fraction_of_early_stopping, states_near
@@ -43,9 +45,17 @@ from skebm.training.trials import gains_by_epoch, trial_net
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
 
-# Weight of -log p(x) beside the cross-entropy, by default. On MNIST (10,000 rows), digits and seven
-# tables of numbers, class probabilities are best at 0.01 to 0.1, and p(x) the better the larger.
-WEIGHT = 0.03
+# Weight of -log p(x) beside the cross-entropy where labelled rows are too few to choose it, and
+# the weights that they choose among. On MNIST (10,000 rows), digits and seven tables of numbers,
+# class probabilities are best at 0.01 to 0.1, and p(x) is mostly the better the larger.
+WEIGHT, WEIGHTS = 0.03, (0.03, 0.1, 0.3)
+# Nats of cross-entropy that a more likely p(x) may cost, labelled rows from which on they choose,
+# a third of them held out, and steps of each trial at most.
+MOST_PAID, FEWEST_TO_CHOOSE, N_STEPS_OF_WEIGHT = 0.01, 60, 500
+# Share of rows with a label below which labels choose nothing, and the weight then, or less if the
+# learning rate had to be lowered for it. The rows without a label make up for them, the longer the
+# better (five labels a class of digits and five tables; with 0.15 training was rolled back).
+FEW_LABELS, WEIGHT_OF_FEW = 0.2, 0.1
 # Learning rates of the cross-entropy of bits alone and with real columns, whose energies grow with
 # their squares; and of the likelihood of rows, as chains do not follow larger steps.
 RATE, RATE_OF_REALS, RATE_OF_ROWS = 5.0, 1.0, 0.15
@@ -209,18 +219,119 @@ def weight_of_rows(objective: str, asked: Any) -> float:
     return WEIGHT if asked == "auto" else float(asked)
 
 
+def has_few_labels(rows: Rows) -> bool:
+    """Whether most rows have no label."""
+    assert rows.y is not None
+    known = rows.counts[rows.y != UNKNOWN].sum()
+    return bool(known < FEW_LABELS * rows.counts.sum())
+
+
+def usual_weight(estimator: Any, rows: Rows, domain: Domain) -> float:
+    """Weight of -log p(x) that no trials choose: the larger, the fewer rows have a label."""
+    objective, asked = estimator.objective, estimator.generative_weight
+    if objective == "hybrid" and asked == "auto" and has_few_labels(rows):
+        return min(WEIGHT_OF_FEW, RATE_OF_ROWS / usual_rate(domain))
+    return weight_of_rows(objective, asked)
+
+
+def usual_rate(domain: Domain) -> float:
+    """Learning rate of the cross-entropy."""
+    all_bits = all(isinstance(part, Binary) for part in parts_of(domain))
+    return RATE if all_bits else RATE_OF_REALS
+
+
+def chooses_weight(estimator: Any, rows: Rows) -> bool:
+    """Whether held-out rows choose the weight of -log p(x): where enough have a label."""
+    assert rows.y is not None
+    free = estimator.objective == "hybrid" and estimator.generative_weight == "auto"
+    n_known = int((rows.y != UNKNOWN).sum())
+    return free and n_known >= FEWEST_TO_CHOOSE and not has_few_labels(rows)
+
+
 def takes_folds(estimator: Any, rows: Rows) -> bool:
-    """Whether folds of the labelled rows choose the number of epochs: where they are few."""
+    """Whether folds of the labelled rows choose the number of epochs: of few rows with labels."""
     assert rows.y is not None
     n_known = int((rows.y != UNKNOWN).sum())
     free = asked_steps(estimator).n_iter == "auto" and not estimator.early_stopping
-    return free and n_known >= 2 * N_FOLDS and len(rows) <= MOST_IN_TRIALS
+    enough = n_known >= 2 * N_FOLDS and not has_few_labels(rows)
+    return free and enough and len(rows) <= MOST_IN_TRIALS
 
 
 def is_judged_in_fit(estimator: Any, weight: float, rows: Rows, *, streaming: bool) -> bool:
     """Whether a fit leaves rows out that judge p(x), as there are too many for trials."""
     validated = fraction_of_early_stopping(estimator.early_stopping) is not None
     return bool(weight) and len(rows) > MOST_IN_TRIALS and not (streaming or validated)
+
+
+def weight_by_trials(
+    recipe_of: Callable[[float], ClassRecipe], rows: Rows, seed: int, net_params: Any
+) -> float:
+    """Weight of -log p(x) with which held-out rows are most likely, of those that classify well.
+
+    These are the usual weight, and others with which the cross-entropy of the held-out rows is at
+    most 0.01 nats above that with the usual one, to within a standard error, after short trainings.
+
+    Parameters
+    ----------
+    recipe_of : callable
+        ``recipe_of(weight)``: settings of a fit with a weight.
+    rows : Rows
+    seed : int
+        Which labelled rows are held out, and the seed of each training.
+    net_params : dict or None
+        Arguments of the net that users gave.
+    """
+    assert rows.y is not None
+    generator = torch.Generator(rows.device).manual_seed(seed)
+    known = (rows.y != UNKNOWN).nonzero().ravel()
+    order = known[torch.randperm(len(known), generator=generator, device=known.device)]
+    train, held_out = rows.without(order[: min(N_HELD_OUT, len(known) // 3)])
+    assert held_out.y is not None
+    log_ratios = functools.partial(class_log_ratios, held_out.y)
+    of_classes: dict[float, Tensor] = {}
+    gains: dict[float, float] = {}
+    for weight in WEIGHTS:
+        trial = recipe_of(weight)
+        n_batches = math.ceil(len(train) / trial.plan.batch_size)
+        net = trial_net(
+            trial,
+            train,
+            held_out,
+            log_ratios,
+            torch.Generator(rows.device).manual_seed(seed),
+            n_iter=min(trial.plan.n_iter, math.ceil(N_STEPS_OF_WEIGHT / n_batches)),
+            n_times=5,
+            net_params=net_params,
+        )
+        best = None if net is None else net.guard_.best
+        if net is not None and best is not None and best.gains is not None:
+            of_classes[weight] = best.gains
+            gains[weight] = gain_of_rows(net, held_out, generator)
+    usual = of_classes.get(WEIGHT)
+    if usual is not None:
+        prices = {weight: usual - other for weight, other in of_classes.items()}
+        gains = {
+            weight: gain
+            for weight, gain in gains.items()
+            if weight == WEIGHT or is_cheap(prices[weight], held_out.weight)
+        }
+    return max(gains, key=lambda weight: gains[weight], default=WEIGHT)
+
+
+def is_cheap(price: Tensor, weight: Tensor | None) -> bool:
+    """Whether rows lose little on average, to within a standard error."""
+    error = math.sqrt(float(weighted_variance(price, weight) / effective_count(price, weight)))
+    return float(weighted_mean(price, weight)) + error <= MOST_PAID
+
+
+def gain_of_rows(net: EnergyNet, rows: Rows, generator: torch.Generator) -> float:
+    """Nats that rows gain over the base by p(x) of a trained net; minus infinity if not finite."""
+    energy = net.module_.energy.eval()
+    try:
+        x = rows.block(0, len(rows))
+        return assess(rbm_log_ratios, energy, x, rows.weight, generator).gain
+    except SamplingError:
+        return -math.inf
 
 
 def class_log_ratios(
@@ -298,7 +409,7 @@ def p_by_trial(
 
 
 def class_plan(
-    estimator: Any, weight: float, rows: Rows, *, all_bits: bool, streaming: bool
+    estimator: Any, weight: float, rows: Rows, domain: Domain, *, streaming: bool
 ) -> TrainingPlan:
     """Steps of a fit: plain gradient descent on a centred and preconditioned gradient."""
     rate, size, n_iter = asked_steps(estimator)
@@ -308,7 +419,7 @@ def class_plan(
         n_steps = N_STEPS_IN_FOLDS if takes_folds(estimator, rows) else N_STEPS
         n_iter = max(FEWEST_EPOCHS, math.ceil(n_steps / n_batches))
     if rate == "auto":
-        own = RATE if all_bits else RATE_OF_REALS
+        own = usual_rate(domain)
         rate = own if not weight else min(own, RATE_OF_ROWS / weight)
     steps: dict[str, Any] = {"n_iter": n_iter, "batch_size": size, "learning_rate": rate}
     return plan_of(estimator, estimator.optimizer or SGD(), streaming=streaming, **steps)

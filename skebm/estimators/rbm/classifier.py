@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,6 @@ from sklearn.base import (
 from torch import Tensor
 
 from skebm._validation import Interval, StrOptions, check_is_fitted
-from skebm.base import Binary
-from skebm.base.domains import parts_of
 from skebm.distributions import Distribution
 from skebm.estimators._docs import insert_shared_docs
 from skebm.estimators.base import (
@@ -34,13 +33,15 @@ from skebm.estimators.rbm.class_family import (
     PRECONDITION,
     ClassFamily,
     ClassRecipe,
+    chooses_weight,
     class_chains,
     class_plan,
     epochs_by_folds,
     is_judged_in_fit,
     p_by_trial,
     takes_folds,
-    weight_of_rows,
+    usual_weight,
+    weight_by_trials,
 )
 from skebm.estimators.rbm.drawing import LayersMixin, draw_visible
 from skebm.estimators.rbm.family import GibbsChains, check_units
@@ -75,8 +76,9 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
     is the same model without classes.
 
     Columns become visible units as in :class:`RBMEstimator`: values in [0, 1] are probabilities of
-    bits, other numbers are standardised and have Gaussian units, and categories have softmax units.
-    If training diverges, it is rolled back to an earlier state and continues with smaller steps.
+    bits if they vary like these, other numbers are standardised and have Gaussian units, and
+    categories have softmax units. If training diverges, it is rolled back to an earlier state and
+    continues with smaller steps.
 
     Parameters
     ----------
@@ -89,7 +91,11 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
         gradient are exact; the gradient of the second is estimated by contrastive divergence.
     generative_weight : float in (0, 1) or "auto", default="auto"
         :math:`\lambda` of ``"hybrid"``, which equals :math:`\alpha / (1 + \alpha)` with the
-        :math:`\alpha` of [1]_. ``"auto"`` is 0.03.
+        :math:`\alpha` of [1]_. ``"auto"``: of 0.03, 0.1 and 0.3, that with which held-out rows are
+        most likely after a short training; 0.1 and 0.3 only where the cross-entropy of these rows
+        is then at most 0.01 nats above that with 0.03, to within a standard error. It is 0.03 with
+        less than 60 labelled rows and in streams. If less than a fifth of the rows have a label, it
+        is 0.03 if all columns are bits, 0.1 with numbers or categories.
     unlabeled : label or None, default=None
         Label of rows whose class is unknown, which contribute to p(x) only. None: all are labelled.
     class_weight : dict, "balanced" or None, default=None
@@ -101,8 +107,9 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
         Maximum number of rows per step; ``"auto"`` is 100.
     n_iter : int or "auto", default="auto"
         Number of epochs; ``"auto"`` amounts to 3,000 steps, but at least 20 epochs. With up to
-        3,000 rows, it is instead the number with the lowest cross-entropy in a three-fold
-        cross-validation on the labelled rows, which trains for 1,000 steps, but at least 20 epochs.
+        3,000 rows, of which at least a fifth have a label, it is instead the number with the lowest
+        cross-entropy in a three-fold cross-validation on the labelled rows, which trains for 1,000
+        steps, but at least 20 epochs.
     verbose : int, default=0
         1 shows a progress bar.
     random_state : int, RandomState instance or None, default=None
@@ -125,7 +132,10 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
         Momentum, learning rate schedule, weight averaging and roll-backs; None is
         :class:`skebm.training.SGD` with its default settings.
     visible : {"auto", "bernoulli", "probabilities"}, default="auto"
-        As in :class:`RBMEstimator`. ``"bernoulli"``: all columns that are not categorical are
+        ``"auto"``: columns of zeros and ones are bits, other columns numbers; values in [0, 1] are
+        probabilities of bits if X has no others and their variance is at least 0.3 times that of
+        bits with the same means (grey values of digits, not of faces). Otherwise as in
+        :class:`RBMEstimator`. ``"bernoulli"``: all columns that are not categorical are
         probabilities of bits, min-max scaled with a warning where values are outside [0, 1].
         ``"probabilities"``: such values raise an error.
     categorical_features : "from_dtype", array-like or None, default="from_dtype"
@@ -260,12 +270,12 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
         return {"accept_sparse": "csr"}
 
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> Table:
-        return learn_columns(self, X, weight)
+        return learn_columns(self, X, weight, narrow_are_numbers=True)
 
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
     ) -> ClassRecipe:
-        weight, seed = weight_of_rows(self.objective, self.generative_weight), None
+        weight, seed = usual_weight(self, rows, table.domain), None
         if before is None:
             if is_judged_in_fit(self, weight, rows, streaming=streaming):
                 seed = draw_seed(self.random_state_)
@@ -274,8 +284,9 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
         else:
             base, name = self._recipe.base, self._recipe.base_name
             check_base_stays(self.base, base, name)
-        all_bits = all(isinstance(part, Binary) for part in parts_of(table.domain))
-        plan = class_plan(self, weight, rows, all_bits=all_bits, streaming=streaming)
+            if self.objective == "hybrid" and self.generative_weight == "auto":
+                weight = self._recipe.family.generative_weight or weight
+        plan = class_plan(self, weight, rows, table.domain, streaming=streaming)
         n_hidden = N_HIDDEN if self.n_components == "auto" else int(self.n_components)
         check_units(n_hidden, n_hidden, rows, plan.batch_size)
         if self.penalty is not None:
@@ -295,8 +306,17 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
         found = Recipe(table, plan, base, family, base_name=name, **more)
         return found if before is not None or streaming else self._by_trials(found, rows)
 
+    def _with_weight(self, found: ClassRecipe, rows: Rows, weight: float) -> ClassRecipe:
+        """The recipe with another weight of -log p(x), and the learning rate that goes with it."""
+        plan = class_plan(self, weight, rows, found.table.domain, streaming=False)
+        return replace(found.with_settings(generative_weight=weight), plan=plan)
+
     def _by_trials(self, found: ClassRecipe, rows: Rows) -> ClassRecipe:
-        """The recipe with the number of epochs, and what p(x) is, that parts of rows choose."""
+        """The recipe with weight, epochs, and what p(x) is, as parts of the rows choose."""
+        if chooses_weight(self, rows):
+            of_weight = functools.partial(self._with_weight, found, rows)
+            seed = draw_seed(self.random_state_)
+            found = of_weight(weight_by_trials(of_weight, rows, seed, self.net_params))
         if takes_folds(self, rows):
             generator = torch.Generator(rows.device).manual_seed(draw_seed(self.random_state_))
             found = found.with_epochs(epochs_by_folds(found, rows, generator, self.net_params))

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 from skebm._validation import MinMax, column_ranges, warn
 from skebm.base import Binary, Categorical, DataWarning, Domain, Real
 from skebm.estimators.tables.units import Units
-from skebm.training.mapped import array_blocks
+from skebm.training.mapped import MappedArray, array_blocks
 
 BETWEEN = (
     "Values between 0 and 1 are taken as probabilities of bits: log-likelihoods of such rows are "
@@ -333,6 +333,28 @@ def in_unit_interval(X: np.ndarray) -> bool:
     """Whether all known values are in [0, 1]."""
     low, high = column_ranges(X)
     return bool(np.nanmin(low) >= 0 and np.nanmax(high) <= 1)
+
+
+def are_narrow(X: np.ndarray | MappedArray, weight: np.ndarray | None) -> bool:
+    """Whether columns in [0, 1] vary too little for probabilities of bits.
+
+    What counts is their variance relative to that of bits with the same means. Columns of nothing
+    but bits do not count.
+    """
+    # A little less than the third that uniform values have. Grey values of digits have 0.5 to 0.8,
+    # those of faces 0.05, and the columns of eleven of twelve tables of numbers, min-max scaled,
+    # 0.07 to 0.28.
+    least = 0.3
+    total, between, n = np.zeros(X.shape[1]), np.zeros(X.shape[1]), 0.0
+    for place, block in array_blocks(X):
+        x = block.astype(np.float64)
+        share = np.ones(len(x)) if weight is None else weight[place]
+        total += share @ x
+        between += share @ (x * (1 - x))
+        n += share.sum()
+    mean = total / n
+    of_bits = (mean * (1 - mean))[between > 0].sum()
+    return bool(of_bits > 0 and 1 - between.sum() / n / of_bits < least)
 
 
 def holds_spins(X: Any) -> bool:

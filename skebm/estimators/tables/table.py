@@ -25,6 +25,7 @@ from skebm.estimators.tables.blocks import (
     NumberBlock,
     ProbabilityBlock,
     StateBlock,
+    are_narrow,
     check_known,
     check_states,
     entries_are_bits,
@@ -480,7 +481,9 @@ def shown_names(names: Any, n: int) -> list[str]:
     return [f"x{j}" for j in range(n)] if names is None else [str(name) for name in names]
 
 
-def learn_columns(estimator: Any, X: Any, weight: np.ndarray | None) -> Table:
+def learn_columns(
+    estimator: Any, X: Any, weight: np.ndarray | None, *, narrow_are_numbers: bool = False
+) -> Table:
     """The columns of validated X, according to the parameter `visible` of an estimator.
 
     They are probabilities of bits if `visible` is ``"bernoulli"`` or ``"probabilities"``, X is
@@ -493,10 +496,15 @@ def learn_columns(estimator: Any, X: Any, weight: np.ndarray | None) -> Table:
         Has the attributes `visible`, `_coding` and, for frames, `feature_names_in_`.
     X : {ndarray, sparse matrix} of shape (n_samples, n_features)
     weight : ndarray of shape (n_samples,) or None
+    narrow_are_numbers : bool, default=False
+        Whether values in [0, 1] that vary too little for probabilities of bits are numbers, which
+        they otherwise are only beside other numbers.
     """
     names = getattr(estimator, "feature_names_in_", None)
     bits = estimator.visible != "auto" or sp.issparse(X)
-    if estimator._coding is None and (bits or in_unit_interval(X)):
+    if estimator._coding is None and (
+        bits or (in_unit_interval(X) and not (narrow_are_numbers and are_narrow(X, weight)))
+    ):
         scales = estimator.visible != "probabilities"
         return probability_table(X, scales, names, SCALING_ADVICE)
     return column_table(X, weight, estimator._coding, names)
