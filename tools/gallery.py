@@ -9,7 +9,7 @@ from typing import Any
 STYLE = Path(__file__).parents[1] / "examples" / "skebm.mplstyle"
 
 
-def use_style(gallery_conf: dict[str, Any], file: str) -> None:
+def use_style(gallery_conf: dict[str, Any], file: Path | str | None) -> None:
     """Give the figures that follow the style of the gallery, as sphinx-gallery resets modules."""
     import matplotlib.style
 

@@ -92,8 +92,8 @@ new.loc[30:39, "customer"] = "ghost"
 flagged = detector.predict(new) == -1
 kinds = {"price": 0, "order date": 10, "delivery": 20, "customer": 30}
 for kind, first in kinds.items():
-    found = flagged[first : first + 10].mean()
-    print(f"flagged of the errors in {kind:10} {found:6.0%}")
+    share = flagged[first : first + 10].mean()
+    print(f"flagged of the errors in {kind:10} {share:6.0%}")
 print(f"flagged of the other orders     {flagged[40:].mean():8.1%}")
 
 # %%

@@ -98,8 +98,8 @@ panels = {
     ),
 }
 fig, axes = plt.subplots(1, 3, figsize=(7.5, 2.8), sharey=True)
-for ax, (title, found) in zip(axes, panels.items(), strict=True):
-    log_truth, log_p, rows = found
+for ax, (title, panel) in zip(axes, panels.items(), strict=True):
+    log_truth, log_p, rows = panel
     print(f"{title}, KL {divergence(log_truth, log_p):.3f}")
     p = np.exp(log_p).reshape(len(side), -1)
     ax.pcolormesh(side, side, p, rasterized=True)

@@ -74,8 +74,8 @@ panels = {
     "samples": (model.sample(20, random_state=0), "gray_r", 0),
 }
 figure, axes = plt.subplots(1, 3, figsize=(7.5, 3.3))
-for ax, (title, found) in zip(axes, panels.items(), strict=True):
-    rows, colours, lowest = found
+for ax, (title, panel) in zip(axes, panels.items(), strict=True):
+    rows, colours, lowest = panel
     ax.imshow(tiled(rows), cmap=colours, vmin=lowest, vmax=1)
     ax.set(title=title, xticks=[], yticks=[], frame_on=False)
 plt.show()

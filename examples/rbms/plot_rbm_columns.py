@@ -124,7 +124,8 @@ for ax, work in zip(axes, kinds, strict=True):
             linewidth=1.5,
             label=label,
         )
-    ax.set(title=work, xlabel="age, years", xlim=(0, 100), yticks=[])
+    ax.set(title=work, xlabel="age, years", yticks=[])
+    ax.set(xlim=(0, 100), xticks=[20, 40, 60, 80])
 axes[0].set_ylabel("density")
-axes[0].legend(loc="upper left")
+axes[1].legend(loc="upper left")
 plt.show()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -344,7 +345,7 @@ class Line:
         )
 
     def _draw_reason(self, reason: str) -> None:
-        short = reason if len(reason) <= MAX_REASON else reason[: MAX_REASON - 3].rstrip() + "..."
+        short = textwrap.shorten(reason, MAX_REASON, placeholder=" ...")
         self.ax.text(
             0.01,
             self.place,
