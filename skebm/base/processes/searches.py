@@ -21,9 +21,11 @@ from sklearn.exceptions import ConvergenceWarning
 from skebm.base.processes.categories import SkebmWarning
 from skebm.base.processes.locks import lock_of
 
-# The functions of scikit-learn that fit a candidate, and that fit all of them and the best again.
-CANDIDATE = ("sklearn.model_selection._validation", "_fit_and_score")
-SEARCH = ("sklearn.model_selection._search", "fit")
+# Where scikit-learn fits candidates, and what the call that fits one is given: its own names are
+# private, and may change.
+FOLDER, GIVEN = "sklearn.model_selection", ("estimator", "parameters")
+# The methods of a search that fit everything, and that fit candidates, its documented hook.
+FIT, CANDIDATES = "fit", "_run_search"
 # Characters of a summary that name candidates.
 WIDTH = 70
 
@@ -111,18 +113,20 @@ class Share(NamedTuple):
 
 def share_around(calls: Iterable[FrameType]) -> Share | None:
     """What a fit shares, given the calls around it from the innermost; None if it is alone."""
-    parallel, fit = None, None
+    parallel, fit, is_candidate = None, None, False
     for call in calls:
-        where = call.f_globals.get("__name__"), call.f_code.co_name
-        if where == CANDIDATE and fit is None:
-            fit = call.f_locals
-        elif where == SEARCH and call.f_locals["self"].refit:
-            search = call.f_locals["self"]
-            if fit is None:
+        if is_parallel(call):
+            parallel = call.f_locals["self"]
+            continue
+        search = _search_of(call)
+        if search is None:
+            fit = fit or _candidate_of(call)
+        elif call.f_code.co_name == CANDIDATES:
+            is_candidate = True
+        elif call.f_code.co_name == FIT and search.refit:
+            if not is_candidate:
                 return Share(search, search=search)
             return Share(search, None, search, _name(fit), _number_of_candidates(fit))
-        elif is_parallel(call):
-            parallel = call.f_locals["self"]
     if parallel is not None:
         return Share(parallel)
     return None if fit is None else Share(HERE, _template(fit))
@@ -141,10 +145,12 @@ def summaries_after(calls: Sequence[FrameType]) -> list[tuple[type[SkebmWarning]
 
 def calls_around_search(calls: Sequence[FrameType]) -> Sequence[FrameType]:
     """The calls around the innermost search among these."""
-    for k, call in enumerate(calls):
-        if (call.f_globals.get("__name__"), call.f_code.co_name) == SEARCH:
-            return calls[k + 1 :]
-    return []
+    searches = [_search_of(call) for call in calls]
+    innermost = next((one for one in searches if one is not None), None)
+    if innermost is None:
+        return []
+    last = max(k for k, one in enumerate(searches) if one is innermost)  # fit may call another fit
+    return calls[last + 1 :]
 
 
 def is_parallel(call: FrameType) -> bool:
@@ -155,13 +161,27 @@ def is_parallel(call: FrameType) -> bool:
     return isinstance(owner, Parallel) and not type(owner).__module__.startswith("skebm")
 
 
-def _name(fit: dict[str, Any]) -> str:
-    given = fit.get("parameters") or {}
-    return ", ".join(f"{name}={value!r}" for name, value in given.items())
+def _search_of(call: FrameType) -> Any:
+    """The search of which this is one of both methods; None for other calls."""
+    owner = call.f_locals.get("self") if call.f_code.co_name in (FIT, CANDIDATES) else None
+    return owner if hasattr(type(owner), CANDIDATES) else None
 
 
-def _number_of_candidates(fit: dict[str, Any]) -> int:
-    progress = fit.get("candidate_progress")
+def _candidate_of(call: FrameType) -> dict[str, Any] | None:
+    """What a function of scikit-learn that fits a candidate was given; None for other calls."""
+    if not str(call.f_globals.get("__name__")).startswith(FOLDER):
+        return None
+    given = call.f_locals
+    return given if all(name in given for name in GIVEN) else None
+
+
+def _name(fit: dict[str, Any] | None) -> str:
+    given = (fit or {}).get("parameters") or {}
+    return ", ".join(f"{name}={value!r}" for name, value in given.items()) or "unnamed"
+
+
+def _number_of_candidates(fit: dict[str, Any] | None) -> int:
+    progress = (fit or {}).get("candidate_progress")
     return progress[1] if progress else 0
 
 

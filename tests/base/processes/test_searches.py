@@ -1,11 +1,13 @@
 """Searches of scikit-learn: one summary, or each kind of warning once."""
 
 import warnings
+from types import FunctionType
 
 import joblib
 import numpy as np
 import pytest
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.experimental import enable_halving_search_cv  # noqa: F401
+from sklearn.model_selection import GridSearchCV, HalvingGridSearchCV, _search, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
@@ -73,6 +75,20 @@ def test_a_search_over_a_pipeline_does_so_too():
     grid = {f"diverging__{name}": values for name, values in GRID.items()}
     (summary,) = warnings_of(grid_search(pipeline, grid).fit, X)
     assert "3 of 3 candidates" in str(summary.message)
+
+
+def test_no_private_name_of_scikit_learn_matters(monkeypatch):
+    """Nor whether a search calls others of its methods, as successive halving does."""
+    fit = _search._fit_and_score
+    renamed = fit.__code__.replace(co_name="_fit_a_candidate")
+    other = FunctionType(renamed, fit.__globals__, "other", fit.__defaults__)
+    other.__kwdefaults__ = fit.__kwdefaults__
+    monkeypatch.setattr(_search, "_fit_and_score", other)
+    (summary,) = warnings_of(grid_search().fit, X)
+    assert "Fits of 3 of 3 candidates warned (learning_rate=30.0;" in str(summary.message)
+    halving = HalvingGridSearchCV(MODEL, GRID, cv=2, scoring=no_score, random_state=0)
+    (summary,) = warnings_of(halving.fit, X)
+    assert "Fits of 3 of" in str(summary.message)
 
 
 def test_candidates_that_do_not_warn_are_not_counted():
