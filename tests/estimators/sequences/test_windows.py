@@ -175,6 +175,23 @@ def test_several_columns_and_zones():
     assert (X.index.tz, len(z)) == (z.index.tz, N)
 
 
+def test_clocks_that_are_set():
+    """An hour that is left out is a gap; one that occurs twice needs its zone."""
+    for first in ("2024-03-20", "2024-10-20"):
+        x = load()
+        x.index = pd.date_range(first, periods=N, freq="h", tz="Europe/Berlin")
+        z = Windows(24, calendar=False).fit_transform(x)
+        np.testing.assert_array_equal(z, Windows(24).fit_transform(x.to_numpy()[:, None]))
+        local = x.tz_localize(None)
+        if first == "2024-10-20":
+            with pytest.raises(ValueError, match="10-27 02:00:00 occurs .* clocks were set back"):
+                Windows(24).fit(local)
+            local = local.tz_localize("Europe/Berlin", ambiguous="infer")
+            np.testing.assert_array_equal(Windows(24, calendar=False).fit_transform(local), z)
+        else:
+            assert np.isfinite(Windows(24).fit_transform(local)).all()
+
+
 # ------------------------------------------------------------------------------
 # Panels
 # ------------------------------------------------------------------------------

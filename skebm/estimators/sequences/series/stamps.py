@@ -162,7 +162,9 @@ class Grid(NamedTuple):
             raise ValueError(
                 f"The time {shown(twice)} occurs more than once in {stamps.place}. Average such "
                 "rows, as by X.groupby(level=0).mean(), or drop all but one. If they are of "
-                "several sequences, say which row is of which (sequence_column, lengths)."
+                "several sequences, say which row is of which (sequence_column, lengths); if "
+                "clocks were set back, pass times with their zone, as by X.tz_localize(zone, "
+                'ambiguous="infer").'
             )
         for clock in ("workdays", "months", "instant", "local"):
             ticks = _ticks(clock, stamps)
