@@ -219,6 +219,15 @@ def test_labels_of_minus_one():
         RBMClassifier(2, n_iter=1).fit(X, y)
 
 
+@pytest.mark.parametrize("model", [RBMEstimator(2, n_iter=1), BoltzmannMachineDensity()])
+@pytest.mark.parametrize("dtype", [bool, np.uint8, np.int64])
+def test_arrays_without_holes_come_back_as_they_were(model, dtype):
+    X = (np.random.default_rng(0).random((N, 3)) < 0.4).astype(dtype)
+    filled = call(call(model, "fit", X), "impute", X)
+    assert filled.dtype == X.dtype
+    np.testing.assert_array_equal(filled, X)
+
+
 @pytest.mark.parametrize("library", ["pandas", "polars"])
 def test_draws_of_integers_are_values_that_occurred(library):
     """A count of -1 would be none, and 255 as an integer of eight bits without a sign."""

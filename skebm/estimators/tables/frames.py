@@ -1,4 +1,4 @@
-"""Frames that methods return: index, columns and types are those of the frame they were given."""
+"""What methods return for rows: the types, and of frames the index and columns, of those rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from skebm._validation import column_of, is_frame
 
 
 def frame_like(X: Any, rows: Any, *, means: bool = False) -> Any:
-    """Rows as a frame with the index, the columns and the types of X; unchanged if X is no frame.
+    """Rows as a frame with the index, the columns and the types of X, or as an array of its type.
 
     Parameters
     ----------
@@ -25,7 +25,8 @@ def frame_like(X: Any, rows: Any, *, means: bool = False) -> Any:
         floats. Otherwise they are rounded.
     """
     if not is_frame(X):
-        return rows
+        is_whole = isinstance(X, np.ndarray) and X.dtype.kind in "biu" and not means
+        return np.rint(rows.astype(np.float64)).astype(X.dtype) if is_whole else rows
     columns = [_column(rows, j) for j in range(X.shape[1])]
     if hasattr(X, "iloc"):
         import pandas as pd
