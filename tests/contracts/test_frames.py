@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
 import skebm
@@ -226,6 +227,19 @@ def test_arrays_without_holes_come_back_as_they_were(model, dtype):
     filled = call(call(model, "fit", X), "impute", X)
     assert filled.dtype == X.dtype
     np.testing.assert_array_equal(filled, X)
+
+
+def test_draws_of_an_array_of_integers_with_categories():
+    rng = np.random.default_rng(0)
+    X = np.column_stack([rng.integers(0, 3, 60), rng.poisson(1, 60)])
+    model = RBMEstimator(2, n_iter=1, categorical_features=[0], random_state=0).fit(X)
+    drawn = model.sample(300, random_state=0)
+    assert drawn.dtype == X.dtype
+    assert (drawn.min(0) >= X.min(0)).all()
+    assert (drawn.max(0) <= X.max(0)).all()
+    floats = clone(model).fit(X.astype(float)).sample(300, random_state=0)
+    assert floats.dtype == float
+    assert (drawn == np.rint(floats.clip(X.min(0), X.max(0)))).all()
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars"])

@@ -159,7 +159,7 @@ class Coding(NamedTuple):
         integers = [
             j
             for j in range(len(names))
-            if j not in levels and kind != "array" and re.match(r"u?int\d", dtypes[j][0].lower())
+            if j not in levels and re.match(r"u?int\d", dtypes[j][0].lower())
         ]
         values = {j: present_values(column_of(X, j)).astype(float) for j in integers}
         ranges = {j: (float(v.min()), float(v.max())) for j, v in values.items() if len(v)}
@@ -225,6 +225,8 @@ class Coding(NamedTuple):
             if j in self.levels
             else x[:, j].round().astype(bool).astype(object)
             if j in self.booleans
+            else x[:, j].round()
+            if j in self.ranges
             else x[:, j]
             for j in range(x.shape[1])
         ]
@@ -248,7 +250,8 @@ class Coding(NamedTuple):
             ]
             dtypes = [dtype_of(t, self.kind) for t in self.dtypes]
             return pl.DataFrame(made).cast(dict(zip(self.names, dtypes, strict=True)))
-        return np.stack([column.astype(object) for column in columns], 1)
+        rows, dtype = np.stack([c.astype(object) for c in columns], 1), np.dtype(self.dtypes[0][0])
+        return rows.astype(dtype) if dtype.kind in "biuf" else rows
 
 
 def _object_array(values: list[Any]) -> np.ndarray:
