@@ -116,6 +116,21 @@ def mean_over_completions(log_ratio: Tensor, n: int) -> Tensor:
     return log_ratio if n == 1 else log_ratio.view(-1, n).logsumexp(1) - math.log(n)
 
 
+def paired_gain(new: Tensor, old: Tensor, weight: Tensor | None) -> Gain:
+    """Mean gain of the same rows of weights (n,) by one model over another, and its error.
+
+    No gain, minus infinity, where the new log-likelihoods (n,) are not all finite, and infinity
+    where the old ones are not.
+    """
+    if not bool(new.isfinite().all()):
+        return Gain(-math.inf, 0.0)
+    if not bool(old.isfinite().all()):
+        return Gain(math.inf, 0.0)
+    gain = new - old
+    error = weighted_variance(gain, weight) / effective_count(gain, weight)
+    return Gain(float(weighted_mean(gain, weight)), math.sqrt(float(error)))
+
+
 def is_kept(found: Gain, of_all_rows: float = 0.0) -> bool:
     """Whether a model is kept, given what a base of all rows gains; False where nan."""
     return found.gain > of_all_rows + LEAST_ERRORS * found.error

@@ -19,6 +19,7 @@ from skebm.training.selection import (
     is_worth_a_warning,
     most_likely_epoch,
     n_held_out,
+    paired_gain,
     warn_of_base,
 )
 
@@ -44,6 +45,14 @@ def test_the_criterion_moves_with_the_error():
     least = LEAST_ERRORS * error
     assert is_kept(Gain(least + 1e-9, error))
     assert not is_kept(Gain(least - 1e-9, error))
+
+
+def test_gains_of_trials_that_diverged():
+    one, lost = torch.zeros(4, dtype=torch.float64), torch.full((4,), -math.inf).double()
+    weight = torch.ones(4, dtype=torch.float64)
+    assert paired_gain(lost, one, weight).gain == -math.inf
+    assert paired_gain(one, lost, weight).gain == math.inf
+    assert paired_gain(one + 1, one, weight) == (1.0, 0.0)
 
 
 def test_epochs_are_chosen_where_all_curves_extend():

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from skebm.base import sampling
-from skebm.base.objective import effective_count, weighted_mean, weighted_variance
 from skebm.objectives.joint import UNKNOWN
 from skebm.training.rows import Rows
-from skebm.training.selection import Gain, LogRatios, is_kept
+from skebm.training.selection import LogRatios, is_kept, paired_gain
 from skebm.training.trials import trial_net
 
 if TYPE_CHECKING:
@@ -91,17 +90,6 @@ def log_p_of(energy: Any, x: Tensor, y: Tensor | None) -> Tensor:
     return logits.log_softmax(1).gather(1, y[:, None])[:, 0]
 
 
-def gain_of(new: Tensor, old: Tensor, weight: Tensor) -> Gain:
-    """Mean gain of rows by one model over another, and its error; no gain where it diverged."""
-    if not bool(new.isfinite().all()):
-        return Gain(-math.inf, 0.0)
-    if not bool(old.isfinite().all()):
-        return Gain(math.inf, 0.0)
-    gain = new - old
-    error = weighted_variance(gain, weight) / effective_count(gain, weight)
-    return Gain(float(weighted_mean(gain, weight)), math.sqrt(float(error)))
-
-
 def labelled_folds(rows: Rows, generator: torch.Generator, *, together: bool) -> list[Tensor]:
     """Numbers of the labelled rows of each fold, of every class about as many.
 
@@ -150,7 +138,7 @@ def best_epochs(
         if best is None:
             best = tried, log_p
             continue
-        found = gain_of(log_p, best[1], weight)
+        found = paired_gain(log_p, best[1], weight)
         if found.gain > 0:
             best = tried, log_p
         elif found.gain < -found.error:
@@ -190,7 +178,7 @@ def chosen_by_trials(
     if costly or not any_weight:
         return found
     best, of_plain = best_epochs(trials, plain, n_compared)
-    return best if is_kept(gain_of(of_plain, of_noisy, trials.weight(recipe))) else found
+    return best if is_kept(paired_gain(of_plain, of_noisy, trials.weight(recipe))) else found
 
 
 def work_of_a_pass(recipe: NeuralRecipe, rows: Rows, generator: torch.Generator) -> float:

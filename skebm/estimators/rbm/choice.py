@@ -12,13 +12,13 @@ from torch import Tensor
 
 from skebm.base import Binary, Categorical, Domain, Real, SamplingError
 from skebm.base.domains import columns_of, parts_of
-from skebm.base.objective import effective_count, weighted_mean, weighted_variance
+from skebm.base.objective import weighted_mean
 from skebm.distributions import Distribution
 from skebm.estimators.rbm.safety import N_HELD_OUT, pessimistic_log_z
 from skebm.estimators.tables.bases import LATENT, log_prob_of
 from skebm.training.guard import N_ASSESSMENTS
 from skebm.training.rows import Rows
-from skebm.training.selection import Gain, mean_over_completions, n_held_out
+from skebm.training.selection import Gain, mean_over_completions, n_held_out, paired_gain
 from skebm.training.trials import gains_by_epoch, trial_net, until_loss
 
 if TYPE_CHECKING:
@@ -97,14 +97,8 @@ class Trial(NamedTuple):
 
     def gain_over(self, other: Trial, weight: Tensor | None) -> Gain:
         """Nats a row by which the same rows are more likely than under another model."""
-        if not math.isfinite(self.mean(weight)):
-            return Gain(-math.inf, 0.0)
-        if not math.isfinite(other.mean(weight)):
-            return Gain(math.inf, 0.0)
-        gain = self.log_prob - other.log_prob
-        of_rows = weighted_variance(gain, weight) / effective_count(gain, weight)
-        error = math.hypot(math.sqrt(float(of_rows)), self.error, other.error)
-        return Gain(float(weighted_mean(gain, weight)), error)
+        gain, error = paired_gain(self.log_prob, other.log_prob, weight)
+        return Gain(gain, math.hypot(error, self.error, other.error))
 
     def of_first(self, n: int) -> Trial:
         """The same of the first n rows."""

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from skebm.base import Binary, Domain, SamplingError, sampling
 from skebm.base.domains import parts_of
-from skebm.base.objective import effective_count, weighted_mean, weighted_variance
 from skebm.distributions import Distribution
 from skebm.energies import ClassRBM, MixedRBM
 from skebm.estimators.base import at_least_two, fraction_of_early_stopping, states_near
@@ -37,6 +36,7 @@ from skebm.training.selection import (
     gain_by_more_rows,
     is_kept,
     most_likely_epoch,
+    paired_gain,
     rows_apart,
     warn_of_base,
 )
@@ -309,19 +309,18 @@ def weight_by_trials(
             gains[weight] = gain_of_rows(net, held_out, generator)
     usual = of_classes.get(WEIGHT)
     if usual is not None:
-        prices = {weight: usual - other for weight, other in of_classes.items()}
         gains = {
             weight: gain
             for weight, gain in gains.items()
-            if weight == WEIGHT or is_cheap(prices[weight], held_out.weight)
+            if weight == WEIGHT or is_cheap(usual, of_classes[weight], held_out.weight)
         }
     return max(gains, key=lambda weight: gains[weight], default=WEIGHT)
 
 
-def is_cheap(price: Tensor, weight: Tensor | None) -> bool:
-    """Whether rows lose little on average, to within a standard error."""
-    error = math.sqrt(float(weighted_variance(price, weight) / effective_count(price, weight)))
-    return float(weighted_mean(price, weight)) + error <= MOST_PAID
+def is_cheap(usual: Tensor, other: Tensor, weight: Tensor | None) -> bool:
+    """Whether labels (n,) lose little by another model, on average, to within a standard error."""
+    price = paired_gain(usual, other, weight)
+    return price.gain + price.error <= MOST_PAID
 
 
 def gain_of_rows(net: EnergyNet, rows: Rows, generator: torch.Generator) -> float:

@@ -15,7 +15,6 @@ from skebm.energies import MLP, ClassMarginal, Conv, NeuralEnergy
 from skebm.estimators import Hybrid
 from skebm.estimators.neural import jem, joint_choice
 from skebm.estimators.neural.joint_choice import (
-    gain_of,
     labelled_folds,
     numbers_of_epochs,
     work_of_a_row,
@@ -94,14 +93,6 @@ def test_numbers_of_epochs_double():
     assert numbers_of_epochs(100, 5) == [7, 13, 25, 50, 100]
     assert numbers_of_epochs(10, 3) == [3, 5, 10]
     assert numbers_of_epochs(1, 5) == [1]
-
-
-def test_gains_of_trials_that_diverged():
-    one, lost = torch.zeros(4, dtype=torch.float64), torch.full((4,), -math.inf).double()
-    weight = torch.ones(4, dtype=torch.float64)
-    assert gain_of(lost, one, weight).gain == -math.inf
-    assert gain_of(one, lost, weight).gain == math.inf
-    assert gain_of(one + 1, one, weight) == (1.0, 0.0)
 
 
 def test_multiplications_of_layers_and_of_networks_without_any():

@@ -117,9 +117,10 @@ def test_the_weight_is_of_the_likeliest_rows_that_classes_allow(
 
 
 def test_a_price_that_is_not_known_well_is_too_large():
-    lost = 0.005 + 0.1 * torch.tensor([1.0, -1.0] * 20).double()
-    assert not class_family.is_cheap(lost, None)
-    assert class_family.is_cheap(lost.repeat(100), None)
+    usual = 0.005 + 0.1 * torch.tensor([1.0, -1.0] * 20).double()
+    for n, cheap in ((1, False), (100, True)):
+        lost = usual.repeat(n)
+        assert class_family.is_cheap(lost, torch.zeros_like(lost), None) is cheap
 
 
 def test_where_all_trials_diverge_the_weight_is_the_usual_one(monkeypatch):
