@@ -63,6 +63,11 @@ def distinct_weights(rows: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     return index, total * min(1.0, len(first) / float(total.sum()))
 
 
+def share_of_a_row(n: int) -> float:
+    """Weight of a broad component beside those that are fitted to n rows: that of one row more."""
+    return 1 / (n + 1)
+
+
 def usable_scale(variance: Tensor, varying: Tensor) -> Tensor:
     """Standard deviations, 1 where a column does not vary."""
     return torch.where(varying, variance, 1.0).sqrt()

@@ -674,6 +674,23 @@ class KernelDensity(Distribution):
         origin = self.weights.double() @ centres
         return (centres - origin) / h, origin, h
 
+    def with_broad_scale(self, covariance: Tensor, share: float) -> KernelDensity:
+        """The kernels of several scales and one scale more, of the weight `share`.
+
+        With the covariance (d, d) of the rows, no row is less likely than under one normal
+        distribution of that covariance by more than d / 2 - log `share` nats.
+        """
+        if self.mixing_weights is None:
+            raise ValueError("Only kernels of several scales take one more.")
+        mixing = self.mixing_weights.double()
+        return KernelDensity(
+            self.centres,
+            None,
+            self.weights,
+            covariances=torch.cat([self.covariances.double(), covariance.double()[None]]),
+            mixing_weights=torch.cat([(1 - share) * mixing, mixing.new_tensor([share])]),
+        )
+
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         kind: dict[str, Any] = {"generator": generator, "device": generator.device}
         u = torch.rand(n, dtype=torch.float64, **kind).to(self.weights.device)

@@ -22,7 +22,7 @@ from skebm.distributions._fitting import (
     draw_index,
     k_means,
     map_chunks,
-    moments,
+    share_of_a_row,
     usable_scale,
     varies,
 )
@@ -137,6 +137,7 @@ class LatentClasses(Distribution):
         weight: Tensor | None = None,
         n_classes: int | str = "auto",
         *,
+        known: Tensor | None = None,
         prior_rows: float | str = "auto",
         generator: torch.Generator | None = None,
     ) -> LatentClasses:
@@ -149,7 +150,7 @@ class LatentClasses(Distribution):
         Parameters
         ----------
         x : Tensor of shape (n, d)
-            Complete rows of `domain`.
+            Rows of `domain`.
         domain : Domain
             Binary, categorical and real columns, in this order (or only some of them).
         weight : Tensor of shape (n,) or None, default=None
@@ -160,17 +161,18 @@ class LatentClasses(Distribution):
             K. ``"auto"`` chooses from 1, 2, 3, 5, 8, 12, 20, 30 and 50 the number with the largest
             likelihood of a fifth of the rows under a model of the others. Numbers for which EM
             would take long are left out.
+        known : Tensor of shape (n, d), bool, or None, default=None
+            Which entries are known, all levels of a column or none; None is all. The likelihood is
+            that of the known entries, which is exact: within a class, columns are independent.
         prior_rows : float > 0 or "auto", default="auto"
             Rows that the prior is worth. ``"auto"`` is 1; if K is chosen, too, it is the better one
             of 1 and 0.1.
         generator : torch.Generator or None, default=None
             Draws the initial clusters and the held-out rows; None is one of seed 0.
         """
-        _kinds(domain)
-        w = check_row_weights(x, weight)
+        rows = _ScaledRows.of(x, domain, weight, known)
         if generator is None:
             generator = torch.Generator(x.device).manual_seed(0)
-        rows = _ScaledRows(*_data_rows(x[w > 0].detach().double(), w[w > 0], domain), domain)
         n_most = max(FEWEST_ROWS, MOST_ENTRIES // x.shape[1])
         if len(rows.w) > n_most:
             order = torch.randperm(len(rows.w), generator=generator, device=generator.device)
@@ -183,6 +185,29 @@ class LatentClasses(Distribution):
             n_classes, prior = _likeliest_size(rows, [float(one) for one in priors], generator)
         whole_number("n_classes", n_classes, 1)
         return rows.fit_model(int(n_classes), prior, generator).to(x.device, x.dtype)
+
+    def with_broad_class(
+        self, x: Tensor, weight: Tensor | None = None, known: Tensor | None = None
+    ) -> LatentClasses:
+        """The model and one class more, with the moments of rows and the weight of one row.
+
+        Rows between and beside narrow classes are then at most log(n + 1) nats less likely than
+        under independent columns. Rows without numbers, and a model of one class, need none.
+
+        Parameters
+        ----------
+        x, weight, known
+            As in :meth:`fit`.
+        """
+        if self.n_classes == 1 or not self.mean.shape[1]:
+            return self
+        rows = _ScaledRows.of(x, self.domain, weight, known)
+        p, share = rows.overall(), share_of_a_row(len(rows.w))
+        logits = torch.cat([torch.logit(p[: rows.n_bits]), p[rows.n_bits :].log()])
+        own = self.log_weights + math.log1p(-share), self.logits, self.mean, self.scale
+        broad = p.new_tensor(math.log(share)), logits, rows.centre, rows.scale
+        both = [torch.cat([a, b[None].to(a)]) for a, b in zip(own, broad, strict=True)]
+        return LatentClasses(both[0], self.domain, logits=both[1], mean=both[2], scale=both[3])
 
     # ---------------------------------------------------------------- the distribution
 
@@ -304,37 +329,53 @@ class LatentClassTilt(Tilt):
         return map_chunks(self._log_joint, rows, self.distribution.n_classes * self.field.shape[1])
 
     def _log_joint(self, rows: Tensor) -> Tensor:
-        q, field = self.distribution, self.field[rows]
+        """Of some rows, by products with the classes instead of terms for each row and class.
+
+        In float64, in which the differences of squares cancel no digits that matter.
+        """
+        q, field = self.distribution, self.field[rows].double()
         known = None if self.known is None else Clamp(*(part[rows] for part in self.known))
         first, second = q.n_bits, q.n_discrete
-        value = q.log_weights - softplus(q.logits[:, :first]).sum(1)
+        value = q.log_weights.double() - softplus(q.logits[:, :first].double()).sum(1)
         if first:
-            logits = q.logits[:, :first] + field[:, None, :first]
+            logits = q.logits[:, :first].double() + field[:, None, :first]
             terms = softplus(logits)
             if known is not None:
                 mask, x = known.mask[:, None, :first], known.value[:, None, :first]
                 terms = torch.where(mask, logits * x, terms)
             value = value + terms.sum(2)
         if second > first:
-            tilt = self._levels(q.logits[:, first:second] + field[:, None, first:second], known)
-            value = value + tilt.log_normaliser.view(len(field), -1)
-        f = field[:, None, second:]
-        terms = f * q.mean + (f * q.scale).square() / 2
-        if known is not None:
-            x = torch.where(known.mask, known.value, 0.0)[:, second:]
-            of_known = f * x[:, None] + q._log_normal(x)
-            terms = torch.where(known.mask[:, None, second:], of_known, terms)
-        return value + terms.sum(2)
+            value = value + self._over_levels(field[:, first:second], known)
+        return (value + self._over_numbers(field[:, second:], known)).to(self.field)
 
-    def _levels(self, logits: Tensor, known: Clamp | None) -> CategoricalTilt:
-        """Tilts of the categories in each class, one after the other, from logits (n, K, l)."""
+    def _over_levels(self, field: Tensor, known: Clamp | None) -> Tensor:
+        """Log of the sum over the levels of all columns in each class, (n, K)."""
+        q, levels = self.distribution, slice(self.distribution.n_bits, self.distribution.n_discrete)
+        places = Levels.of(q.groups, field.device)
+        tilt = CategoricalTilt(field, places)
+        if known is not None:
+            tilt = tilt.given(Clamp(*(part[:, levels] for part in known)))
+        f = places.apart(tilt.logits, -math.inf)
+        top = f.amax(2, keepdim=True)
+        top = torch.where(top.isfinite(), top, 0.0)  # of columns without a possible level
+        p = places.apart(q.logits[:, levels].double().exp(), 0.0)
+        sums = torch.bmm((f - top).exp().transpose(0, 1), p.permute(1, 2, 0))  # (columns, n, K)
+        return sums.log().sum(0) + top.sum(1)
+
+    def _over_numbers(self, field: Tensor, known: Clamp | None) -> Tensor:
+        """Log of the integral over the numbers in each class, or of their density, (n, K)."""
         q = self.distribution
-        tilt = CategoricalTilt(logits.flatten(0, 1), Levels.of(q.groups, logits.device))
-        if known is None:
-            return tilt
-        levels = slice(q.n_bits, q.n_discrete)
-        parts = (part[:, levels].repeat_interleave(logits.shape[1], 0) for part in known)
-        return tilt.given(Clamp(*parts))
+        mean, variance = q.mean.double(), q.scale.double().square()
+        free = field
+        value = field.new_zeros(len(field), q.n_classes)
+        if known is not None:
+            mask = known.mask[:, q.n_discrete :]
+            x = torch.where(mask, known.value[:, q.n_discrete :].double(), 0.0)
+            free = torch.where(mask, 0.0, field)
+            each = (variance.log() + math.log(math.tau) + mean.square() / variance) / 2
+            value = (field * x).sum(1, keepdim=True) - mask.double() @ each.t()
+            value = value + x @ (mean / variance).t() - x.square() @ (0.5 / variance).t()
+        return value + free @ mean.t() + free.square() @ (variance / 2).t()
 
     @property
     def log_normaliser(self) -> Tensor:  # type: ignore[override]
@@ -398,17 +439,37 @@ def _data_rows(x: Tensor, w: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
 
 
 class _ScaledRows:
-    """Rows of float64, real columns standardised, and their weights: the input of EM."""
+    """Rows of float64, real columns standardised, and their weights: the input of EM.
+
+    Entries that are missing, nan, are 0 here, and are told from others by `known`.
+    """
 
     def __init__(self, x: Tensor, w: Tensor, domain: Domain):
         self.domain, self.w = domain, w
-        discrete, _ = _sizes(domain)
-        self.discrete, real = x[:, :discrete], x[:, discrete:]
-        self.centre, variance = moments(real, w)
+        self.n_bits = sum(part.n_columns for part in _kinds(domain)[0])
+        n_discrete, _ = _sizes(domain)
+        known, x = ~x.isnan(), x.nan_to_num()
+        self.known = None if known.all() else known.double()
+        self.discrete, real = x[:, :n_discrete], x[:, n_discrete:]
+        share = w[:, None] * known[:, n_discrete:]
+        total = share.sum(0).clamp_min(1e-300)
+        self.centre = (share * real).sum(0) / total
+        real = torch.where(known[:, n_discrete:], real, self.centre)
         varying = varies(real, x.dtype)
-        self.scale = usable_scale(variance, varying)
+        self.scale = usable_scale((share * (real - self.centre).square()).sum(0) / total, varying)
         self.real = torch.where(varying, (real - self.centre) / self.scale, 0.0)
         self.least = torch.where(varying, LEAST_VARIANCE, 1.0)
+
+    @classmethod
+    def of(
+        cls, x: Tensor, domain: Domain, weight: Tensor | None, known: Tensor | None
+    ) -> _ScaledRows:
+        """The rows of positive weight; `ValueError` for unusable ones."""
+        _kinds(domain)
+        x = x.detach() if known is None else torch.where(known, x.detach(), 0.0)
+        w = check_row_weights(x, weight)
+        x = x.double() if known is None else torch.where(known, x.double(), math.nan)
+        return cls(*_data_rows(x[w > 0], w[w > 0], domain), domain)
 
     def subset(self, index: Tensor) -> _ScaledRows:
         """Some of the rows, in the same units."""
@@ -418,14 +479,36 @@ class _ScaledRows:
             self.real[index],
             self.w[index],
         )
+        subset.known = None if self.known is None else self.known[index]
         # A column that is constant among these rows gets the variance that it has in the table.
         subset.least = torch.where(varies(subset.real, subset.real.dtype), LEAST_VARIANCE, 1.0)
         return subset
 
+    def counts(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights of the known entries of discrete and of real columns in classes, (K, .) each.
+
+        `weight` (n, K) is that of the rows in the classes.
+        """
+        n_discrete = self.discrete.shape[1]
+        if self.known is None:
+            total = weight.sum(0)[:, None]
+            return total.expand(-1, n_discrete), total.expand(-1, self.real.shape[1])
+        by_column = weight.t() @ self.known
+        return by_column[:, :n_discrete], by_column[:, n_discrete:]
+
+    def overall(self) -> Tensor:
+        """Mean levels of all rows, shrunk so that none is 0."""
+        mean = self.w @ self.discrete / self.counts(self.w[:, None])[0][0].clamp_min(1e-300)
+        return (1 - SHRINKAGE) * mean + SHRINKAGE * _even_levels(self.domain, mean)
+
     def clusters(self, n_classes: int, generator: torch.Generator) -> Tensor:
-        """Labels by k-means, one-hot (n, K)."""
+        """Labels by k-means, one-hot (n, K); missing entries are the mean of their column."""
         seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
-        x = torch.cat([self.discrete, self.real], 1)
+        discrete = self.discrete
+        if self.known is not None:
+            gaps = 1 - self.known[:, : discrete.shape[1]]
+            discrete = discrete + gaps * self.overall()
+        x = torch.cat([discrete, self.real], 1)
         labels = k_means(x, self.w, n_classes, seed, max_iter=KMEANS_STEPS)
         labels = torch.as_tensor(labels, device=self.w.device).unique(return_inverse=True)[1]
         return torch.nn.functional.one_hot(labels).double()
@@ -448,21 +531,17 @@ class _ScaledRows:
     def m_step(self, of_class: Tensor, prior: float) -> LatentClasses:
         """The M-step: a model from the probabilities of the classes, (n, K)."""
         weight = self.w[:, None] * of_class
-        count, total = weight.sum(0)[:, None], self.w.sum()
-        # Means of levels, rows of their overall mean added; these shrunk, so that none is 0.
-        overall = self.w @ self.discrete / total
-        even = _even_levels(self.domain, overall)
-        overall = (1 - SHRINKAGE) * overall + SHRINKAGE * even
-        p = (weight.t() @ self.discrete + prior * overall) / (count + prior)
-        n_bits = sum(part.n_columns for part in _kinds(self.domain)[0])
-        logits = torch.cat([torch.logit(p[:, :n_bits]), p[:, n_bits:].log()], 1)
-        mean = weight.t() @ self.real / count.clamp_min(1e-12)
+        of_discrete, of_real = self.counts(weight)
+        # Rows of the overall mean levels are added.
+        p = (weight.t() @ self.discrete + prior * self.overall()) / (of_discrete + prior)
+        logits = torch.cat([torch.logit(p[:, : self.n_bits]), p[:, self.n_bits :].log()], 1)
+        mean = weight.t() @ self.real / of_real.clamp_min(1e-12)
         # Of standardised columns: the differences of squares cancel no digits that matter.
-        scatter = (weight.t() @ self.real.square() - count * mean.square()).clamp_min(0)
-        within = scatter.sum(0) / total
-        variance = (scatter + prior * within) / (count + prior)
+        scatter = (weight.t() @ self.real.square() - of_real * mean.square()).clamp_min(0)
+        within = scatter.sum(0) / of_real.sum(0).clamp_min(1e-12)
+        variance = (scatter + prior * within) / (of_real + prior)
         return LatentClasses(
-            (count[:, 0] + 1).log(),
+            (weight.sum(0) + 1).log(),
             self.domain,
             logits=logits,
             mean=mean,
@@ -471,9 +550,15 @@ class _ScaledRows:
 
     def log_joint(self, q: LatentClasses) -> Tensor:
         """log pi_c p(x given c), (n, K), by matrix products."""
-        value = q.log_weights - softplus(q.logits[:, : q.n_bits]).sum(1)
-        value = value - q.scale.log().sum(1) - (q.mean / q.scale).square().sum(1) / 2
-        value = value - q.mean.shape[1] / 2 * math.log(math.tau) + self.discrete @ q.logits.t()
+        off, each = softplus(q.logits[:, : q.n_bits]), q.scale.log() + math.log(math.tau) / 2
+        each = each + (q.mean / q.scale).square() / 2
+        value = q.log_weights + self.discrete @ q.logits.t()
+        if self.known is None:
+            value = value - off.sum(1) - each.sum(1)
+        else:
+            n_discrete = self.discrete.shape[1]
+            value = value - self.known[:, : q.n_bits] @ off.t()
+            value = value - self.known[:, n_discrete:] @ each.t()
         precision = q.scale.pow(-2)
         return value + self.real @ (precision * q.mean).t() - self.real.square() @ precision.t() / 2
 

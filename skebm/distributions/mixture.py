@@ -23,6 +23,7 @@ from skebm.distributions._fitting import (
     moments,
     positive,
     positive_weight_rows,
+    share_of_a_row,
     usable_scale,
     varies,
     weights_at_temperature,
@@ -414,6 +415,36 @@ class GaussianMixture(Distribution):
         table = _StandardisedRows._of(rows, w, x.dtype, regularisation, sigma)
         index = labels.unique(return_inverse=True)[1]
         return cls._in_units(*estimates(table, index, prior_rows), table, x)
+
+    def with_broad_component(
+        self,
+        x: Tensor,
+        weight: Tensor | None = None,
+        sigma: Tensor | float = 0.0,
+        share: float | None = None,
+    ) -> GaussianMixture:
+        """The mixture and one component more, with the moments of rows.
+
+        Rows between and beside narrow components are then at most -log `share` nats less likely
+        than under one normal distribution. A mixture of one component stays as it is.
+
+        Parameters
+        ----------
+        x, weight, sigma
+            As in :meth:`fit`.
+        share : float in (0, 1) or None, default=None
+            Weight of the component. None is 1 / (n + 1), that of one row.
+        """
+        if self.n_components == 1:
+            return self
+        broad = GaussianMixture.fit(x, weight, 1, sigma=sigma)
+        if share is None:
+            share = share_of_a_row(len(positive_weight_rows(x, weight)[0]))
+        pairs = zip(self.components(), broad.components(), strict=True)
+        log_weight, means, covariances = (torch.cat(pair) for pair in pairs)
+        weights = log_weight.exp() * (1 - share)
+        weights[-1] = share
+        return GaussianMixture(weights, means, covariances).to(x.device, x.dtype)
 
     @classmethod
     def _in_units(

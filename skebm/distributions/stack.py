@@ -13,10 +13,16 @@ from torch import Tensor
 
 from skebm._validation import sample_that_varies, that_vary
 from skebm.base import Clamp, Conditional, Real
-from skebm.distributions._fitting import draw_index, positive_weight_rows, weights_at_temperature
+from skebm.distributions._fitting import (
+    draw_index,
+    positive_weight_rows,
+    share_of_a_row,
+    weights_at_temperature,
+)
 from skebm.distributions.base import Distribution, Envelope
 from skebm.distributions.bounded import TruncatedGaussian, Uniform
 from skebm.distributions.conditionals import Given
+from skebm.distributions.gaussian import Gaussian
 from skebm.distributions.kernel import KernelDensity
 from skebm.distributions.low_rank import LowRankMixture
 from skebm.distributions.mixture import GaussianMixture
@@ -131,6 +137,9 @@ class Stack(Distribution):
     ) -> Stack:
         r"""Fit Gaussian mixtures of several sizes and a kernel density, weighted by held-out rows.
 
+        One part is a single normal distribution, which weighs as much as one row at least, so that
+        no row is much less likely than under it.
+
         The weights maximise, by expectation-maximisation, the likelihood of rows under parts that
         were fitted without these rows:
 
@@ -240,6 +249,8 @@ class Stack(Distribution):
         envelopes = [part.tempered(temperature) for part in self.parts]
         bounds = torch.tensor([one.log_bound for one in envelopes], dtype=torch.float64)
         bounds = bounds.to(self.weights.device)
+        if not bounds.isfinite().all():
+            return Envelope(Stack([one.distribution for one in envelopes], self.weights), math.inf)
         weights, log_bound = weights_at_temperature(self.weights.log(), bounds, temperature)
         weights = weights.to(self.weights)
         used = [k for k, weight in enumerate(weights) if weight > 0]  # others have underflowed
@@ -450,7 +461,19 @@ class CrossValidation(NamedTuple):
             kept, a = _affordable(self.log_density, self.weight, self.costs, least, most)
         else:
             kept, a = _select_parts(self.log_density, self.weight)
+        broad, share = self._broad_part(), share_of_a_row(len(self.weight))
+        if broad not in kept:
+            kept, a = [*kept, broad], torch.cat([(1 - share) * a, a.new_tensor([share])])
         return [self.parts[m] for m in kept], a
+
+    def _broad_part(self) -> int:
+        """Number of the part of one component under which held-out rows are most likely.
+
+        It has the moments of all rows: without it, a row beside all narrow components would be as
+        good as impossible.
+        """
+        single = [m for m, part in enumerate(self.parts) if getattr(part, "n_components", 0) == 1]
+        return max(single, key=lambda m: float(self.weight @ self.log_density[:, m]))
 
 
 def _cross_validate(
@@ -629,6 +652,26 @@ def _weights_and_score(
     some = log_density[:, parts]
     a = stacking_weights(some, weight)
     return a, float(weight @ (some + a.log()).logsumexp(1) / weight.sum())
+
+
+def with_broad_part(
+    q: Distribution, x: Tensor, weight: Tensor | None = None, share: float | None = None
+) -> Distribution:
+    """A distribution of real rows, mixed with a normal one that has the moments of rows (n, d).
+
+    No row is then much less likely than it is under one normal distribution, however narrow the
+    components of `q` are: by -log `share` nats at most, and d / 2 more with kernels of several
+    scales. By default the normal distribution weighs as much as one row, 1 / (n + 1).
+    """
+    if isinstance(q, GaussianMixture):
+        return q.with_broad_component(x, weight, share=share)
+    rows, w = positive_weight_rows(x, weight)
+    share = share_of_a_row(len(rows)) if share is None else share
+    broad = Gaussian.fit(rows, w)
+    if isinstance(q, KernelDensity) and q.mixing_weights is not None:
+        return q.with_broad_scale(broad.covariance, share)
+    shares = torch.tensor([1 - share, share], dtype=torch.float64, device=x.device)
+    return Stack([q, broad.to(x.device, x.dtype)], shares).to(x.device, x.dtype)
 
 
 def stacking_weights(log_density: Tensor, weight: Tensor) -> Tensor:

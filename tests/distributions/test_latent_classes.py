@@ -111,24 +111,79 @@ def test_powers_have_no_closed_form():
         model().tilted(torch.zeros(1, 6, dtype=DOUBLE), 0.5)
 
 
-def test_em_finds_the_classes_that_drew_the_rows():
-    true = LatentClasses(
+def two_classes():
+    return LatentClasses(
         torch.tensor([0.3, 0.7], dtype=DOUBLE).log(),
         MIXED,
         logits=torch.tensor([[2.0, -2, 1, 0, -1], [-2.0, 0, -1, 0, 1]], dtype=DOUBLE),
         mean=torch.tensor([[100.0], [140.0]], dtype=DOUBLE),
         scale=torch.tensor([[3.0], [9.0]], dtype=DOUBLE),
     )
+
+
+def without_some(x, share):
+    """Which entries are known, at random: all levels of a column or none."""
+    known = torch.rand(len(x), 4, generator=seeded(7)) > share
+    return known[:, [0, 1, 2, 2, 2, 3]]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_em_finds_the_classes_that_drew_the_rows(share):
+    true = two_classes()
     x = true.sample(5000, seeded())
-    found = LatentClasses.fit(x, MIXED, n_classes=2)
+    known = without_some(x, share) if share else None
+    if known is not None:
+        x = torch.where(known, x, math.inf)  # which is never read
+    found = LatentClasses.fit(x, MIXED, n_classes=2, known=known)
     order = found.mean[:, 0].argsort()
     torch.testing.assert_close(found.mean[order], true.mean, rtol=0, atol=0.8)
     torch.testing.assert_close(found.scale[order], true.scale, rtol=0.06, atol=0)
-    torch.testing.assert_close(found.logits[order], true.logits, rtol=0, atol=0.2)
-    assert LatentClasses.fit(x, MIXED).n_classes in (2, 3)
+    torch.testing.assert_close(found.logits[order], true.logits, rtol=0, atol=0.2 + share)
+    chosen = LatentClasses.fit(x, MIXED, known=known)
+    assert chosen.n_classes in (2, 3)
     held_out = true.sample(5000, seeded(1))
-    loss = true.log_prob(held_out) - LatentClasses.fit(x, MIXED).log_prob(held_out)
+    loss = true.log_prob(held_out) - chosen.log_prob(held_out)
     assert float(loss.mean()) < 0.01
+
+
+def test_a_step_of_em_raises_the_likelihood_of_known_entries():
+    """The sum over the missing entries, which the conditionals compute another way."""
+    x = two_classes().sample(300, seeded()).clone()
+    x[:, -1] = (x[:, -1] - 120) / 20
+    known = without_some(x, 0.5)
+
+    def value(q):
+        return float(q.given(Clamp(known, x)).log_normaliser.mean())
+
+    one, two = (
+        LatentClasses.fit(x, MIXED, n_classes=3, prior_rows=1e-3, known=known),
+        LatentClasses.fit(x, MIXED, n_classes=1, prior_rows=1e-3, known=known),
+    )
+    own = [float(known[:, j].double() @ x[:, j]) / float(known[:, j].sum()) for j in (0, 1)]
+    torch.testing.assert_close(
+        two.logits[0, :2].sigmoid(), torch.tensor(own, dtype=DOUBLE), rtol=0, atol=1e-4
+    )
+    assert value(one) > value(two)
+    everything = torch.ones_like(known)
+    same = LatentClasses.fit(x, MIXED, n_classes=2, known=everything)
+    torch.testing.assert_close(
+        same.log_prob(x), LatentClasses.fit(x, MIXED, n_classes=2).log_prob(x)
+    )
+
+
+def test_a_broad_class_has_the_moments_and_the_weight_of_a_row():
+    x = two_classes().sample(500, seeded())
+    q = LatentClasses.fit(x, MIXED, n_classes=2)
+    wider = q.with_broad_class(x)
+    assert wider.n_classes == 3
+    assert float(wider.log_weights[2].exp()) == pytest.approx(1 / 501)
+    assert float(wider.mean[2, 0]) == pytest.approx(float(x[:, -1].mean()))
+    assert float(wider.scale[2, 0]) == pytest.approx(float(x[:, -1].std(correction=0)))
+    far = x.clone()
+    far[:, -1] += 150
+    one = LatentClasses.fit(x, MIXED, n_classes=1)
+    assert float((one.log_prob(far) - wider.log_prob(far)).max()) < math.log(502)
+    assert one.with_broad_class(x) is one
 
 
 def test_of_numbers_it_is_a_diagonal_mixture():

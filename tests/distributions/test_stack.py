@@ -304,6 +304,27 @@ def test_unusual_rows_have_finite_densities(x):
     assert float(fitted.weights.sum()) == pytest.approx(1)
 
 
+@pytest.mark.parametrize(
+    "fit",
+    [
+        Stack.fit,
+        lambda x: stack.with_broad_part(KernelDensity.fit(x), x),
+        lambda x: stack.with_broad_part(KernelDensity.fit(x, n_scales=2), x),
+        lambda x: stack.with_broad_part(GaussianMixture.fit(x, n_components=8), x),
+    ],
+    ids=["stack", "kernels", "kernels of scales", "mixture"],
+)
+def test_a_broad_part_bounds_what_a_row_may_lose(fit):
+    x = 0.01 * normal_rows(200, 2) + torch.eye(4, 2).roll(1, 0).repeat(50, 1)
+    normal = Gaussian.fit(x)
+    at = normal.sample(300, seeded())
+    # Kernels of the covariance of the rows are wider by up to one nat in two columns.
+    assert float((normal.log_prob(at) - fit(x).log_prob(at)).max()) < math.log(201) + 1.1
+    share = math.exp(-30)
+    tiny = stack.with_broad_part(KernelDensity.fit(x), x, share=share)
+    assert float((normal.log_prob(at) - tiny.log_prob(at)).max()) <= 30 + 1e-6
+
+
 def test_many_rows_are_subsampled(monkeypatch):
     monkeypatch.setattr(stack, "MOST_ROWS", 200)
     monkeypatch.setattr(stack, "MOST_CENTRES", 50)
