@@ -43,6 +43,7 @@ from skebm.distributions import (
     SignedLog,
     Stack,
 )
+from skebm.distributions.stack import with_broad_part
 from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import atomic, non_default_parameters, warn_without_effect
 from skebm.estimators.tables.gross import without_gross_rows
@@ -58,6 +59,10 @@ MOST_ROWS, MOST_WORK = 5000, 4e8
 BLOCK = 20_480
 # Regularisation from which components need no prior, and nats per row at which EM ends.
 SMOOTH, TOLERANCE = 0.01, 1e-3
+# Weight of the normal component that keeps rows beside narrow components and kernels possible. With
+# that of one row, held-out rows of many columns would be more likely, by the normal component in
+# place of the distances to others, which rank anomalies better: of optdigits 0.99, and then 0.95.
+BROAD_SHARE = math.exp(-40)
 # Proposals at a time, and fewest for each sample; where fewer are accepted, samples are resampled.
 CHUNK, MOST_PROPOSALS = 1000, 200
 # Parameters that only some distributions use.
@@ -83,7 +88,9 @@ class TractableDensity(DocLinkMixin, SourceMixin, DensityMixin, BaseEstimator):
         row, with the bandwidth that maximises the leave-one-out likelihood, at most 2.56 units of
         `metric`. ``"mixture"``: a Gaussian mixture by EM. ``"gaussian"``: one Gaussian, whose
         covariance is shrunk. Kernels and mixtures are fitted to 5,000 random rows if there are
-        more.
+        more. A normal component with the moments of all rows joins them, so that no row is much
+        less likely than under one normal distribution: by 40 nats at most with kernels and
+        mixtures, and by log(n + 1) nats with a stack.
     n_components : int or "auto", default="auto"
         Number of components of a mixture. ``"auto"`` is one for every hundred rows, at most 40, or
         fewer if a step of EM would take more than 4e8 products.
@@ -204,6 +211,10 @@ class TractableDensity(DocLinkMixin, SourceMixin, DensityMixin, BaseEstimator):
             return Gaussian.fit(x, w)
         if self.distribution == "stack":
             return Stack.fit(x, w, generator=generator)
+        return with_broad_part(self._fit_local(x, w, generator), x, w, BROAD_SHARE)
+
+    def _fit_local(self, x: Tensor, w: Tensor, generator: torch.Generator) -> Distribution:
+        """A mixture or kernels, whose components may all be narrow."""
         size: float = min(len(x) // ROWS_PER_COMPONENT, MOST_COMPONENTS)
         if len(x) > MOST_ROWS:
             some = torch.randperm(len(x), generator=generator)[:MOST_ROWS]

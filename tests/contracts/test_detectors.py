@@ -724,9 +724,9 @@ def test_the_default_is_a_product_for_tables_of_numbers(n, n_components):
     rows = table(n) * [1e6, 1, 1e-6]
     detector = EnergyOutlierDetector(random_state=0).fit(rows)
     experts = detector.estimator_[-1].experts_
-    assert len(experts["mixture"].distribution_.weights) <= n_components
-    assert len(experts["kernels_by_range"].distribution_.centres) == n
-    assert len(experts["kernels_of_logs"].distribution_.distribution.centres) == n
+    assert len(experts["mixture"].distribution_.weights) <= n_components + 1
+    assert len(experts["kernels_by_range"].distribution_.parts[0].centres) == n
+    assert len(experts["kernels_of_logs"].distribution_.parts[0].distribution.centres) == n
     far = rows[:5] + 20 * rows.std(0)
     assert (detector.predict(far) == -1).all()
     by_score = EnergyOutlierDetector(detector.estimator_, prefit=True, statistic="score_norm")

@@ -306,7 +306,7 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
 
         def base_of(name: str | None, some: Rows) -> Distribution:
             fit = functools.partial(fit_table_base, self.base, table=table)
-            return fit_completed(fit, hidden.without(some))
+            return fit_completed(fit, hidden.without(some), self.base)
 
         def plan(base: Distribution, chosen: BaseChoice, some: Rows) -> DeepRecipe:
             return design_deep(self, table, layers, base, some, seed, streaming=streaming)

@@ -245,11 +245,17 @@ class RBMFamily(Family, JointModel):
     def complete(
         self, recipe: Any, energy: Any, x: Tensor, known: Tensor, generator: torch.Generator
     ) -> Tensor:
-        """Gibbs steps, which continue when the rows come again; more steps if they may not."""
-        state, clamp = ChainState(x), Clamp(known, x)
+        """Gibbs steps, which continue when the rows come again; more steps if they may not.
+
+        Complete rows stay as they are.
+        """
+        rows = (~known).any(1).nonzero()[:, 0]
+        if not len(rows):
+            return x
+        state, clamp = ChainState(x[rows]), Clamp(known[rows], x[rows])
         for _ in range(STREAMING_STEPS if self.streaming else 1):
             state, _ = GIBBS.step(energy, state, generator, clamp=clamp)
-        return state.x
+        return x.index_copy(0, rows, state.x)
 
     def fit_base(self, recipe: Any, rows: Rows) -> Distribution:
         return fit_named_base(recipe.base_name, rows, recipe.table)
@@ -534,7 +540,7 @@ def _going_on(
 
 def fit_named_base(asked: Any, rows: Rows, table: Table) -> Distribution:
     """Fit the named base to rows of a table, or check that a given one covers them."""
-    return fit_completed(lambda completed: fit_table_base(asked, completed, table), rows)
+    return fit_completed(lambda completed: fit_table_base(asked, completed, table), rows, asked)
 
 
 def fit_apart(

@@ -36,6 +36,7 @@ from skebm.distributions import (
     Stack,
     TruncatedGaussian,
 )
+from skebm.distributions.stack import with_broad_part
 from skebm.distributions.transformed.flow import FLOWS
 from skebm.estimators.tables.units import Units
 from skebm.objectives.joint import UNKNOWN
@@ -171,7 +172,8 @@ def fit_column_base(base: Any, rows: Rows, domain: Domain) -> Distribution:
     x, weight, first = rows.block(0, len(rows)).double(), rows.counts, 0
     found: list[Distribution] = []
     if base == LATENT:
-        return LatentClasses.fit(x, domain, weight).to(rows.device, rows.dtype)
+        classes = LatentClasses.fit(x, domain, weight, known=rows.known)
+        return classes.with_broad_class(x, weight, rows.known).to(rows.device, rows.dtype)
     if base in TREES and any(isinstance(part, Categorical) for part in parts):
         discrete = tuple(part for part in parts if not isinstance(part, Real))
         joined = Mixed(discrete) if len(discrete) > 1 else discrete[0]
@@ -191,22 +193,25 @@ def fit_column_base(base: Any, rows: Rows, domain: Domain) -> Distribution:
     return made[0] if len(made) == 1 else Columns(made)
 
 
-def fit_completed(fit: Callable[[Rows], Distribution], rows: Rows) -> Distribution:
-    """A base fitted to rows with missing entries, which are replaced by draws from it.
+def fit_completed(fit: Callable[[Rows], Distribution], rows: Rows, base: Any) -> Distribution:
+    """A base, by name or given, fitted to rows with missing entries, which become draws from it.
 
     In turn, rows are completed by draws from the base given the known entries, and the base is
     fitted to the completed rows. This is maximum likelihood by stochastic EM if entries are missing
-    at random.
+    at random. Latent classes maximise the likelihood of the known entries themselves.
     """
     if rows.known is None:
         return fit(rows)
     generator = torch.Generator(rows.device).manual_seed(0)
+    if isinstance(base, str) and base == LATENT:
+        fitted = fit(rows)
+        redraw(fitted, rows, generator)
+        return fitted
     n_copies = max(1, min(MOST_COPIES, N_COMPLETED // len(rows)))
     copies = rows.copies(n_copies)
     affordable = MOST_ENTRIES // (len(copies) * copies.n_columns)
     for _ in range(min(MOST_ROUNDS, max(FEWEST_ROUNDS, affordable))):
-        base = fit(copies)
-        redraw(base, copies, generator)
+        redraw(fit(copies), copies, generator)
     first = torch.arange(0, len(copies), n_copies, device=rows.device)
     every = torch.arange(len(rows), device=rows.device)
     rows.impute(Batch(copies.take(first), row_index=every))
@@ -481,10 +486,10 @@ def _mixture(rows: Rows, sigma: Tensor | None, seed: int, n_components: Any) -> 
     found = GaussianMixture.fit(x, counts, n_components, n_init=n_init, **more)
     # A component with one or two rows is fitted to outliers, which would then be likely.
     keep = found.weights * total > LEAST_ROWS
-    if keep.all() or not keep.any():
-        return found
-    weights = found.weights[keep] / found.weights[keep].sum()
-    return GaussianMixture(weights, found.means[keep], found.covariances[keep])
+    if not keep.all() and keep.any():
+        weights = found.weights[keep] / found.weights[keep].sum()
+        found = GaussianMixture(weights, found.means[keep], found.covariances[keep])
+    return found.with_broad_component(x, counts, 0.0 if sigma is None else sigma)
 
 
 def _stack(
@@ -532,7 +537,7 @@ def _fit_named(base: str, rows: Rows, domain: Real) -> Distribution:
         assert rows.y is not None
         known = rows.y != UNKNOWN
         return GaussianMixture.from_labels(x[known], rows.y[known], counts[known])
-    return KernelDensity.fit(x, counts, n_scales=N_SCALES)
+    return with_broad_part(KernelDensity.fit(x, counts, n_scales=N_SCALES), x, counts)
 
 
 def _in_units(base: Distribution, rows: Rows, units: Units) -> Distribution:

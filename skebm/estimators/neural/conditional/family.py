@@ -260,7 +260,8 @@ def _fit_named(
         return RegressionMixture(joint, dx)
     part = x[:, n_given:] if name == "residuals" else x
     generator = torch.Generator(x.device).manual_seed(seed)
-    return RegressionMixture(GaussianMixture.fit(part, weight, k, generator=generator), dx)
+    joint = GaussianMixture.fit(part, weight, k, generator=generator)
+    return RegressionMixture(joint.with_broad_component(part, weight), dx)
 
 
 def noise_of(asked: Any, rows: Rows, table: Table) -> Any:
