@@ -12,7 +12,7 @@ without labels, and draws digits of a given class.
 # %%
 # Ten labels of each class
 # ------------------------
-# Only a hundred of the 797 training images have a label; the others are
+# Only a hundred of the 1,297 training images have a label; the others are
 # marked by -1. For comparison, the same classifier is also fitted without
 # the unlabelled images, and so is one that learns class probabilities
 # alone.
@@ -24,7 +24,7 @@ from skebm import RBMClassifier
 
 X, y = load_digits(return_X_y=True)
 X = X / 16  # pixels as probabilities of bits
-X_train, X_test, y_train, y_test = X[:797], X[797:], y[:797], y[797:]
+X_train, X_test, y_train, y_test = X[:1297], X[1297:], y[:1297], y[1297:]
 
 rng = np.random.default_rng(0)
 few = np.full_like(y_train, -1)
@@ -32,9 +32,11 @@ for digit in range(10):
     few[rng.permutation(np.flatnonzero(y_train == digit))[:10]] = digit
 known = few >= 0
 
-first = RBMClassifier(objective="discriminative", random_state=0)
-hybrid = RBMClassifier(random_state=0)
-semi = RBMClassifier(unlabeled=-1, random_state=0)
+first = RBMClassifier(
+    100, objective="discriminative", n_iter=150, random_state=0
+)
+hybrid = RBMClassifier(100, n_iter=150, random_state=0)
+semi = RBMClassifier(100, n_iter=60, unlabeled=-1, random_state=0)
 first.fit(X_train[known], few[known])
 hybrid.fit(X_train[known], few[known])
 semi.fit(X_train, few)

@@ -57,7 +57,7 @@ images = {
     "pixels shuffled": rng.permuted(X_test, axis=1),
     "noise": rng.uniform(0, 17, X_test.shape),
 }
-bins = -np.geomspace(30, 3e6, 60)[::-1]
+bins = -np.geomspace(30, 1e6, 60)[::-1]
 figure, ax = plt.subplots(figsize=(7, 3))
 for name, rows in images.items():
     log_p = np.clip(-joint.energy(rows), bins[0], bins[-1])
@@ -67,7 +67,7 @@ for name, rows in images.items():
     print(f"{name:16} mean confidence of the classifier {confidence:.2f}")
 ax.set(xscale="symlog", xlabel="-E(x) of the joint model, nats")
 ax.set_ylabel("images")
-ax.legend(loc="upper center")
+ax.legend(loc="upper left")
 plt.show()
 
 # %%
@@ -77,7 +77,9 @@ plt.show()
 # \mid y)` after removal of the training noise.
 
 labels = np.tile(np.arange(10), 5)
-drawn = joint.denoise(joint.sample(50, y=labels, random_state=0))
+drawn = joint.denoise(
+    joint.sample(50, y=labels, n_steps=40, random_state=0)
+)
 framed = np.pad(drawn.reshape(5, 10, 8, 8), [(0, 0)] * 2 + [(1, 1)] * 2)
 figure, ax = plt.subplots(figsize=(7, 3.6))
 picture = framed.transpose(0, 2, 1, 3).reshape(50, 100)
