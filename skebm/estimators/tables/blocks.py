@@ -16,7 +16,8 @@ from skebm.training.mapped import MappedArray, array_blocks
 
 BETWEEN = (
     "Values between 0 and 1 are taken as probabilities of bits: log-likelihoods of such rows are "
-    "lower bounds on the means of their random binarisations, not likelihoods of their own."
+    "lower bounds on the means of their random binarisations. Pass bits, as by X > 0.5, for "
+    "likelihoods of their own."
 )
 
 
