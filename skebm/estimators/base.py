@@ -468,7 +468,10 @@ class BaseEBM(DocLinkMixin, SourceMixin, BaseEstimator, abc.ABC):
         ).initialize()
         if validation is None and not streaming:
             train, held_out = family.hold_out(recipe, train, generator)
-            net.hold_out(held_out, family.log_ratios(recipe))
+            net.hold_out(held_out, family.log_ratios(recipe), recipe.n_assessments)
+        elif validation is not None:
+            judges = family.complete_copies(recipe, validation, generator)
+            net.judge_by(judges, family.log_ratios(recipe))
         if before is None:
             family.initialise(recipe, net.module_.energy, train)
         else:

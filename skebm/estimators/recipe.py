@@ -16,6 +16,7 @@ from skebm.base import Objective
 from skebm.base.processes import Notice
 from skebm.estimators.tables.bases import mean_log_prob
 from skebm.estimators.tables.table import Table
+from skebm.training.guard import N_ASSESSMENTS
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
 from skebm.training.selection import (
@@ -58,6 +59,8 @@ class Recipe(Generic[F]):
     guard_seed : int or None
         Which rows these are, apart from those that the base was fitted to; None where it was fitted
         to all.
+    n_assessments : int
+        How often these rows assess a model that is not assessed after each epoch.
     trial : Trial or None
         The short training that chose these settings, until the model is known to be better.
     """
@@ -70,6 +73,7 @@ class Recipe(Generic[F]):
     base_reason: str = ""
     n_guards: int = 0
     guard_seed: int | None = None
+    n_assessments: int = N_ASSESSMENTS
     trial: Any = None
 
     def with_settings(self, **settings: Any) -> Self:
@@ -121,7 +125,8 @@ class Recipe(Generic[F]):
         if unjudged and self.family.needs_validation_rows:
             return True
         gain = net.guard_.final_gain
-        if validated or net.n_before_ or net.log_ratios_ is None or gain is None:
+        judged = net.log_ratios_ is not None or net.judges_ is not None
+        if net.streaming or net.n_before_ or not judged or gain is None:
             return False
         more = self.gain_of_all_rows(rows)
         if is_kept(gain, more):

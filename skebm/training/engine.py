@@ -54,11 +54,22 @@ from skebm.training.guard import (
     Guard,
     NoFurtherGainError,
     copy_weights,
+    gain_of_a_pass,
+    still_rising,
     weights_of,
 )
 from skebm.training.resume import Resume, settings_of
 from skebm.training.rows import Batches, Rows
-from skebm.training.selection import WORTH_A_WARNING, Gain, LogRatioOf, assess, is_worth_a_warning
+from skebm.training.selection import (
+    GAIN,
+    WORTH_A_WARNING,
+    Assessment,
+    Gain,
+    LogRatioOf,
+    assess,
+    is_kept,
+    is_worth_a_warning,
+)
 
 
 class Run:
@@ -68,6 +79,26 @@ class Run:
     # During a fit, the objective's own steps, or those of several processes.
     steps: FusedSteps | None = None
     parallel: DataParallel | None = None
+
+
+class Clock:
+    """Seconds of a training that may take so many of them, with those of its assessments."""
+
+    def __init__(self, seconds: float):
+        self.seconds, self.began = seconds, time.perf_counter()
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is a limit."""
+        return self.seconds < math.inf
+
+    def share_spent(self) -> float:
+        """Fraction of the time that is over, at most 1; 0 without a limit."""
+        return min(1.0, (time.perf_counter() - self.began) / self.seconds) if self.limited else 0.0
+
+    def is_over(self) -> bool:
+        """Whether the time is over."""
+        return self.share_spent() == 1.0
 
 
 class WeightAverage:
@@ -268,6 +299,7 @@ class Progress(Callback):
         row = net.history[-1]
         shown = ("train_loss", "valid_loss", "energy_gap", "reconstruction_error", "log_likelihood")
         numbers = {name: f"{row[name]:.4g}" for name in shown if name in row}
+        self.bar_.total = net.max_epochs  # which held-out rows may have doubled
         self.bar_.set_postfix(numbers, refresh=False)  # `update` decides when to redraw
         self.bar_.update(len(net.history) - net.n_before_ - self.bar_.n)
 
@@ -301,12 +333,17 @@ class EnergyNet(NeuralNet):
         Least improvement of the loss that counts, in its units.
     streaming : bool
         Whether the net is trained by `partial_fit`.
+    max_time : float
+        Seconds after which training ends; infinite for none.
+    most_epochs : int
+        Number of epochs to which `max_epochs` is doubled while held-out rows gain.
     on_interrupt : {"raise", "return"}
         What an estimator does when Ctrl-C has ended training: raise `KeyboardInterrupt`, or warn
         and return.
     """
 
     history: Any
+    max_epochs: int
 
     def __init__(
         self,
@@ -322,6 +359,8 @@ class EnergyNet(NeuralNet):
         patience: int = 10,
         tol: float = 1e-4,
         streaming: bool = False,
+        max_time: float = math.inf,
+        most_epochs: int = 0,
         on_interrupt: str = "raise",
         **kwargs: Any,
     ):
@@ -329,6 +368,7 @@ class EnergyNet(NeuralNet):
         self.max_restarts, self.validation = max_restarts, validation
         self.stop_on, self.patience, self.tol = stop_on, patience, tol
         self.streaming, self.on_interrupt = streaming, on_interrupt
+        self.max_time, self.most_epochs = max_time, most_epochs
         if validation is not None:
             kwargs.setdefault("train_split", predefined_split(validation))
         kwargs.setdefault("train_split", None)
@@ -359,6 +399,7 @@ class EnergyNet(NeuralNet):
         self.held_out_: Rows | None = None
         self.log_ratios_: LogRatioOf | None = None
         self.n_assessments_ = N_ASSESSMENTS
+        self.judges_: tuple[Rows, LogRatioOf | None] | None = None
         self.completion_: Completion | None = None  # where rows have missing entries
         self.interrupted_ = False
         self.group_: Group = ALONE
@@ -400,6 +441,13 @@ class EnergyNet(NeuralNet):
         self.held_out_, self.log_ratios_ = rows, None if rows is None else log_ratios
         self.n_assessments_ = n_times
 
+    def judge_by(self, rows: Rows, log_ratios: LogRatioOf | None) -> None:
+        """Set the rows that judge the weights that early stopping keeps.
+
+        Without `log_ratios`, the objective's monitor does.
+        """
+        self.judges_ = rows, log_ratios
+
     @property
     def state_(self) -> Any:
         """State of the objective: chains, offsets."""
@@ -419,7 +467,12 @@ class EnergyNet(NeuralNet):
         check_callbacks(self)
         self.interrupted_ = True  # until the loop has come to its end
         self.n_before_ = len(self.history)
-        self.guard_ = Guard(seldom=self.log_ratios_ is not None)
+        self.clock_, self.n_due_ = Clock(self.max_time), 0
+        # Line searches are assessed after each step.
+        searches = searches_steps(self.optimizer_)
+        self.guard_ = Guard(seldom=self.log_ratios_ is not None and not searches)
+        if self.clock_.limited and self.guard_.seldom:  # each of which takes a part of a second
+            self.n_assessments_ = min(self.n_assessments_, max(2, int(self.max_time)))
         self.reported_ = self.n_restarts_
         self.logs_: dict[str, float] = {}  # of the trained weights
         self.averaged_: dict[str, float] = {}  # of their average
@@ -446,6 +499,8 @@ class EnergyNet(NeuralNet):
                 one.release()
         self.group_.meet("the end of training")
         self.notify("on_train_end", X=X, y=y)
+        if self.judges_ is not None:
+            self._judge(*self.judges_)
         return self
 
     def _resuming(self) -> list[Resume]:
@@ -456,6 +511,8 @@ class EnergyNet(NeuralNet):
         self.group_ = current_group()
         if not isinstance(self.group_, Ranks):
             return
+        if self.clock_.limited:  # by which processes would not end at the same batch
+            raise ValueError("max_time is for one process: leave it at 'auto' where several train.")
         settings = settings_of(self) | {
             "the entries of the weights": weight_sum(self.module_),
             "the number of Resume callbacks": len(self._resuming()),
@@ -486,18 +543,45 @@ class EnergyNet(NeuralNet):
         done = len(self.history) - self.n_before_  # a callback may have resumed training
         self.module_.draws = may_draw(self.module_)
         self.first_ = self.first_ or [w.clone() for w in weights_of(self.module_)]
-        left = (self.max_epochs if epochs is None else epochs) - done
         try:
             with threads(self.module_.work(min(self.batch_size, len(X)))):
-                super().fit_loop(X, y, left, **kwargs)
+                while (last := self._next_stop(epochs)) > done:
+                    super().fit_loop(X, y, last - done, **kwargs)
+                    done = last
             ended_early = False
         except NoFurtherGainError:
             ended_early = True
+        except KeyboardInterrupt as error:
+            if ends_training(error):  # a line search has converged
+                self._return_to_best(False, math.ceil(len(X) / self.batch_size))
+            raise
         finally:
             self.run_.steps = None
         self._return_to_best(ended_early, math.ceil(len(X) / self.batch_size))
         self.interrupted_ = False
         return self
+
+    def _next_stop(self, epochs: int | None) -> int:
+        """Epochs after which held-out rows say whether there are twice as many, or the last one.
+
+        They say so after half of them, while the rate is large, by what they gained since a fourth.
+        """
+        if epochs is not None:
+            return epochs
+        done = len(self.history) - self.n_before_
+        while self.max_epochs < self.most_epochs:
+            half = math.ceil(self.max_epochs / 2)
+            if done < half:
+                return half
+            gains = [row[GAIN] for row in self.history[self.n_before_ :] if GAIN in row]
+            if still_rising(gains, 2) is None:
+                self.most_epochs = self.max_epochs
+            else:
+                longer = min(2 * self.max_epochs, self.most_epochs)
+                self.n_assessments_ = self.n_assessments_ * longer // self.max_epochs
+                self.max_epochs = longer
+                self.n_due_ = self.n_assessments_ * done // longer
+        return self.max_epochs
 
     def _return_to_best(self, ended_early: bool, n_batches: int) -> None:
         """Return to earlier weights where the guard says so, with a note for the warning."""
@@ -523,7 +607,7 @@ class EnergyNet(NeuralNet):
                 "Lower learning_rate or n_iter, or raise weight_decay.",
                 "n_iter",
             )
-            if self.guard_.seldom:  # an RBM, which a given learning_rate would leave unguarded
+            if self.guard_.seldom:  # an RBM, whose rate is halved where rows lose much
                 advice = ("Lower n_components or n_iter, or pass a penalty.", "n_components")
             self.note_ = Notice(
                 f"The weights are those after epoch {best.epoch} of {len(self.history)}, under "
@@ -540,6 +624,8 @@ class EnergyNet(NeuralNet):
         n_epochs = len(self.history)
         self.group_.meet(f"epoch {n_epochs + 1}")
         if self.guard_.is_exhausted(n_epochs, self.n_before_, self.max_epochs, n_batches):
+            raise NoFurtherGainError
+        if n_epochs > self.n_before_ and self.clock_.is_over():
             raise NoFurtherGainError
         super().on_epoch_begin(net, dataset_train, dataset_valid, **kwargs)
 
@@ -582,7 +668,9 @@ class EnergyNet(NeuralNet):
             if self.state_ is None:
                 self.run_.state = self.module_.start(monitored, self.generator)
             before = self.logs_ or self._monitor(monitored)
-            if self.held_out_ is not None and self.guard_.best is None:
+            # Where the end alone is assessed, the start, which is the base or nearly so, is not.
+            once = self.guard_.seldom and self.n_assessments_ == 1
+            if self.held_out_ is not None and self.guard_.best is None and not once:
                 first = before if self.log_ratios_ is None else self._assess()
                 self.guard_.keep_best(first, self.n_before_, weights_of(self.module_))
         tries = 0
@@ -621,24 +709,19 @@ class EnergyNet(NeuralNet):
 
     def _is_due(self) -> bool:
         """Whether the model is assessed after this epoch, as after the last one of a fit."""
-        times = self.n_assessments_
-        done = times * (len(self.history) - self.n_before_)
-        return done // self.max_epochs > (done - times) // self.max_epochs
+        times, done = self.n_assessments_, len(self.history) - self.n_before_
+        number = times * done // self.max_epochs
+        if self.clock_.limited:
+            number = max(number, math.floor(times * self.clock_.share_spent()))
+        before, self.n_due_ = self.n_due_, number
+        return number > before
 
     @torch.no_grad()
     def _assess(self) -> dict[str, float]:
         """Gain of the model over the base; some of the chains go on from draws of the model."""
-        rows = self.held_out_
         assert self.log_ratios_ is not None
-        assert rows is not None
-        found = assess(
-            self.log_ratios_,
-            self.module_.energy,
-            rows.block(0, len(rows)),
-            rows.weight,
-            self._evaluation_generator(),
-            rows.n_copies,
-        )
+        assert self.held_out_ is not None
+        found = self._assessment(self.held_out_, self.log_ratios_)
         if found.draws is not None:
             self.run_.state = self.module_.state_with_draws(
                 self.state_, found.draws, self.generator
@@ -646,13 +729,49 @@ class EnergyNet(NeuralNet):
         self.guard_.gains = self.group_.mean_of(found.gains)
         return self.group_.mean({"gain_over_base": found.gain, "gain_error": found.error})
 
+    @torch.no_grad()
+    def _assessment(self, rows: Rows, log_ratios: LogRatioOf) -> Assessment:
+        return assess(
+            log_ratios,
+            self.module_.energy,
+            rows.block(0, len(rows)),
+            rows.weight,
+            self._evaluation_generator(),
+            rows.n_copies,
+        )
+
+    def _judge(self, rows: Rows, log_ratios: LogRatioOf | None) -> None:
+        """Assess the weights that early stopping has kept; return to the first if these are best.
+
+        Where log ratios assess them, the recipe decides (`Recipe.after_training`).
+        """
+        if log_ratios is not None:
+            found = self._assessment(rows, log_ratios)
+            gain = {"gain_over_base": found.gain, "gain_error": found.error}
+            self.guard_.shown = self.group_.mean(gain)
+            return
+        weights, last = weights_of(self.module_), self._gain_by_monitor(rows)
+        if last is None or not self.first_:
+            return
+        kept = [w.clone() for w in weights]
+        copy_weights(self.first_, weights)
+        start = self._gain_by_monitor(rows)
+        if start is None or is_kept(Gain(last.gain - start.gain, last.error)):
+            copy_weights(kept, weights)
+
+    def _gain_by_monitor(self, rows: Rows) -> Gain | None:
+        """Gain of rows over the base by the objective's monitor; None without a base."""
+        logs = self._monitor(Batches(rows, len(rows), None).monitoring_batch)
+        gain = logs.get("gain_over_base")
+        return None if gain is None else Gain(gain, logs["gain_error"])
+
     def _mend(self) -> None:
         """Go on from the best weights with half the rate if held-out rows have lost much.
 
         Not after the last epoch: :meth:`_return_to_best` judges the end.
         """
         best, done = self.guard_.clearly_better(), len(self.history) - self.n_before_
-        if best is None or done == self.max_epochs:
+        if best is None or not self.guard_.seldom or done == self.max_epochs:
             return
         if best.gain - self.guard_.shown["gain_over_base"] > MOST_LOST:
             copy_weights(best.weights, weights_of(self.module_))
@@ -709,7 +828,8 @@ class EnergyNet(NeuralNet):
                 for number, batch in enumerate(iterator, 1):
                     if hooked:
                         self.notify("on_batch_begin", batch=batch, training=True)
-                    check = (number == last and monitors) or number % CHECK_EVERY == 0
+                    is_last = number == last or self.clock_.is_over()
+                    check = (is_last and monitors) or number % CHECK_EVERY == 0
                     if check:
                         finish()
                     energy = self._energy_of_monitored(monitored) if check else None
@@ -727,6 +847,8 @@ class EnergyNet(NeuralNet):
                         logs = self._monitor(monitored, energy)
                         if self._diverges(logs, before, len(monitored.x), number):
                             return None
+                    if is_last:
+                        break
                 self._unite()
         except SamplingError as error:
             self.guard_.record_divergence(len(self.history), number, str(error))
@@ -907,6 +1029,7 @@ class EnergyNet(NeuralNet):
         if self.schedule is None:
             return
         fraction = (len(self.history) - 1 - self.n_before_) / max(self.max_epochs, 1)
+        fraction = max(fraction, self.clock_.share_spent())
         for group in self.optimizer_.param_groups:
             initial = group.setdefault("initial_lr", group["lr"])
             group["lr"] = initial * self.lr_scale_ * self.schedule(fraction)
@@ -974,6 +1097,15 @@ class EnergyNet(NeuralNet):
             )
         elif self.note_ is not None:
             repeat([self.note_])
+        if self.clock_.is_over() and len(self.history) - self.n_before_ < self.max_epochs:
+            gain = gain_of_a_pass(self.history[self.n_before_ :])
+            still = "" if gain is None else f": a pass still gained {gain:.2g} nats"
+            warn(
+                f"Training ended in pass {len(self.history) - self.n_before_} of "
+                f"{self.max_epochs}, after max_time={self.max_time:g} seconds{still}.",
+                TrainingWarning,
+                ("Raise max_time of the optimizer.", "optimizer"),
+            )
         if self.interrupted_ and self.on_interrupt == "return":
             warn(self._interruption(), TrainingWarning)
 
@@ -1053,6 +1185,7 @@ class EnergyNet(NeuralNet):
         return {
             "training": self.training_state(),
             "n_before": self.n_before_,
+            "epochs": [self.max_epochs, self.most_epochs, self.n_assessments_, self.n_due_],
             "reported": self.reported_,
             "logs": self.logs_,
             "averaged": self.averaged_,
@@ -1072,6 +1205,7 @@ class EnergyNet(NeuralNet):
         self.n_before_, self.reported_, self.logs_ = (
             state[name] for name in ("n_before", "reported", "logs")
         )
+        self.max_epochs, self.most_epochs, self.n_assessments_, self.n_due_ = state["epochs"]
         self.averaged_, self.first_ = state["averaged"], state["first"]
         rows.restore(state["imputations"])
         self.guard_.load(state["guard"])

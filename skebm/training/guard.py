@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from statistics import median
+from statistics import mean, median, variance
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from skebm.training.selection import Gain, is_kept
+from skebm.training.selection import GAIN, WORTH_A_WARNING, Gain, is_kept
 
 # Least loss on held-out rows, in nats per row, for which training returns to earlier weights.
 MIN_LOSS = 0.01
@@ -19,12 +19,43 @@ MIN_LOSS = 0.01
 # tables of 225 to 250 rows this rule, among six, was the one that missed no later gain; it takes
 # 0.37 of the epochs there.
 PATIENCE, PATIENCE_OF_ALL, FEWEST_EPOCHS, FEWEST_STEPS = 0.5, 0.1, 30, 200
-# Assessments in a fit, evenly spaced, of models that are too costly to assess after each epoch.
-N_ASSESSMENTS = 20
+# Assessments in a fit, evenly spaced, of models that are too costly to assess after each epoch; and
+# rows that are trained on for each of them where steps are given: each takes about as long as the
+# training on 10,000 rows.
+N_ASSESSMENTS, ROWS_OF_ASSESSMENT = 20, 50_000
 # Nats that held-out rows of such a model may lose before training goes back.
 MOST_LOST = 0.5
 # Steps of a fit of an RBM by default; fewer may end before units of small weights differ.
 ENOUGH_STEPS = 10_000
+
+
+def n_assessments(n_rows: int, n_epochs: int) -> int:
+    """Assessments in a fit of given steps, in proportion to the rows that it trains on."""
+    return min(N_ASSESSMENTS, max(1, n_rows * n_epochs // ROWS_OF_ASSESSMENT))
+
+
+def still_rising(gains: list[float], n_quarters: int = 1) -> float | None:
+    """Rise of the mean to the last quarter of the gains from one or two quarters before, in nats.
+
+    None if it is less than 0.1 or two standard errors, or if there are fewer than 8 gains.
+    """
+    n = len(gains) // 4
+    if n < 2:
+        return None
+    first = -(n_quarters + 1) * n
+    before, last = gains[first : first + n], gains[-n:]
+    rise = mean(last) - mean(before)
+    error = math.sqrt((variance(before) + variance(last)) / n)
+    return rise if rise > max(WORTH_A_WARNING, 2 * error) else None
+
+
+def gain_of_a_pass(history: list[dict[str, Any]]) -> float | None:
+    """Nats that held-out rows gained in a pass at the end of a history; None if that is unknown."""
+    gains = [(number, row[GAIN]) for number, row in enumerate(history) if GAIN in row]
+    if len(gains) < 2:
+        return None
+    (before, first), (last, end) = gains[-2:]
+    return (end - first) / (last - before)
 
 
 def weights_of(module: nn.Module) -> list[Tensor]:

@@ -56,6 +56,11 @@ class AdamW(BaseEstimator):
     max_restarts : int, default=10
         How often a diverged training is rolled back, with half the learning rate, before
         `DivergenceError` is raised.
+    max_time : float or "auto", default="auto"
+        Seconds of training, in (0, inf), after which it ends; the learning rate decays in this
+        time, and the model has the best weights. A warning says how much a pass still gained.
+        ``"auto"`` counts work instead, so that a seed gives the same model on any machine; with
+        seconds it does not.
 
     References
     ----------
@@ -75,13 +80,23 @@ class AdamW(BaseEstimator):
         "schedule": [StrOptions({"cosine", "constant"})],
         "averaging": [Interval(Real, 0, 1, closed="left")],
         "max_restarts": [Interval(Integral, 0, None, closed="left")],
+        "max_time": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
     }
 
-    def __init__(self, *, weight_decay=0.0, schedule="cosine", averaging=0.0, max_restarts=10):
+    def __init__(
+        self,
+        *,
+        weight_decay=0.0,
+        schedule="cosine",
+        averaging=0.0,
+        max_restarts=10,
+        max_time="auto",
+    ):
         self.weight_decay = weight_decay
         self.schedule = schedule
         self.averaging = averaging
         self.max_restarts = max_restarts
+        self.max_time = max_time
 
 
 class SGD(BaseEstimator):
@@ -99,6 +114,11 @@ class SGD(BaseEstimator):
     max_restarts : int, default=10
         How often a diverged training is rolled back, with half the learning rate, before
         `DivergenceError` is raised.
+    max_time : float or "auto", default="auto"
+        Seconds of training, in (0, inf), after which it ends; the learning rate decays in this
+        time, and the model has the best weights. A warning says how much a pass still gained.
+        ``"auto"`` counts work instead, so that a seed gives the same model on any machine; with
+        seconds it does not.
 
     Examples
     --------
@@ -113,13 +133,23 @@ class SGD(BaseEstimator):
         "schedule": [StrOptions({"auto", "linear", "constant"})],
         "averaging": [Interval(Real, 0, 1, closed="left")],
         "max_restarts": [Interval(Integral, 0, None, closed="left")],
+        "max_time": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
     }
 
-    def __init__(self, *, momentum=0.0, schedule="auto", averaging=0.0, max_restarts=10):
+    def __init__(
+        self,
+        *,
+        momentum=0.0,
+        schedule="auto",
+        averaging=0.0,
+        max_restarts=10,
+        max_time="auto",
+    ):
         self.momentum = momentum
         self.schedule = schedule
         self.averaging = averaging
         self.max_restarts = max_restarts
+        self.max_time = max_time
 
 
 class EarlyStopping(BaseEstimator):
@@ -246,6 +276,10 @@ class TrainingPlan:
         Whether the training loss decides when training ends, if no rows are held out.
     verbose : int
     dtype : {"float32", "float64"}
+    max_time : float
+        Seconds; infinite for none.
+    most_epochs : int
+        Number of epochs to which `n_iter` is doubled while held-out rows gain.
     """
 
     n_iter: int
@@ -261,6 +295,8 @@ class TrainingPlan:
     judged_by_training: bool
     verbose: int
     dtype: str
+    max_time: float = math.inf
+    most_epochs: int = 0
 
     def n_batches(self, n_rows: int) -> int:
         """Batches of a whole fit."""
@@ -311,6 +347,8 @@ class TrainingPlan:
             objective,
             generator=generator,
             averaging=0.0 if streaming else self.averaging,
+            max_time=math.inf if streaming else self.max_time,
+            most_epochs=self.most_epochs,
             max_restarts=self.max_restarts,
             validation=validation,
             stop_on=stop_on,
@@ -363,11 +401,13 @@ def plan_of(
     batch_size: Any,
     learning_rate: Any,
     streaming: bool,
+    most_epochs: int = 0,
     **settings: Any,
 ) -> TrainingPlan:
     """The plan of a fit of resolved epochs, rows of a batch and learning rate.
 
-    Everything else is as the estimator says; `settings` are more arguments of the optimizer.
+    Epochs are doubled up to `most_epochs` while held-out rows gain. Everything else is as the
+    estimator says; `settings` are more arguments of the optimizer.
     """
     stopping, schedule = stopping_of(estimator.early_stopping), optimizer.schedule
     if schedule == "auto":
@@ -390,4 +430,6 @@ def plan_of(
         judged_by_training=stopping.validation_fraction is None,
         verbose=int(estimator.verbose),
         dtype=str(torch_dtype_of(estimator.dtype)).removeprefix("torch."),
+        max_time=math.inf if optimizer.max_time == "auto" else float(optimizer.max_time),
+        most_epochs=0 if streaming else most_epochs,
     )

@@ -25,6 +25,8 @@ from skebm.training.rows import Rows
 LEAST_ERRORS = 0.5
 # Nats a row from which on a gain, a loss or a rise of held-out rows is worth a warning.
 WORTH_A_WARNING = 0.1
+# Names of the gain of held-out rows in the history, and of its error.
+GAIN, ERROR = "gain_over_base", "gain_error"
 # Rows from which on some are held out, and how many of these there are of few.
 FEWEST_ROWS, FEWEST_HELD_OUT = 20, 20
 
@@ -172,30 +174,35 @@ def warn_of_base(found: Gain, what: str = "The model") -> None:
     )
 
 
+def mean_gain(gains: Sequence[Gain]) -> Gain:
+    """Mean of independent gains, and its error."""
+    n = len(gains)
+    return Gain(sum(one.gain for one in gains) / n, math.hypot(*(one.error for one in gains)) / n)
+
+
 def most_likely_epoch(curves: Sequence[dict[int, Gain]]) -> tuple[int, Gain] | None:
     """Epoch after which models of parts of the rows are best for the rows that were left out.
 
     With the mean gain over all curves, as far as all of them extend; None without curves.
     """
     common = sorted(set.intersection(*map(set, curves))) if curves else []
-    means = {
-        epoch: Gain(
-            sum(curve[epoch].gain for curve in curves) / len(curves),
-            math.hypot(*(curve[epoch].error for curve in curves)) / len(curves),
-        )
-        for epoch in common
-    }
+    means = {epoch: mean_gain([curve[epoch] for curve in curves]) for epoch in common}
     best = max(means, key=lambda epoch: means[epoch].gain, default=None)
     return None if best is None else (best, means[best])
 
 
 def epochs_by_halves(
-    gains: Callable[[Rows, Rows], dict[int, Gain]], rows: Rows, generator: torch.Generator
+    gains: Callable[[Rows, Rows], dict[int, Gain]],
+    rows: Rows,
+    generator: torch.Generator,
+    most: int,
+    *,
+    given: bool = False,
 ) -> int:
     """Number of epochs after which models of one half of few rows are best for the other half.
 
     It is chosen by the mean over both halves. It is 0 if the model would not be kept, or if
-    training diverges.
+    training diverges, and `most` if the halves gained to the end.
 
     Parameters
     ----------
@@ -205,10 +212,33 @@ def epochs_by_halves(
         Training rows.
     generator : torch.Generator
         Draws the halves.
+    most : int
+        Epochs of a fit that nothing ends.
+    given : bool
+        Whether this number was asked for. It is then taken unless the other halves are less likely
+        after it than under the base, by two standard errors, or clearly less than earlier on.
     """
     halves = rows.split(len(rows) // 2, generator)
-    best = most_likely_epoch([gains(*halves), gains(*halves[::-1])])
-    return best[0] if best is not None and is_kept(best[1]) else 0
+    curves = [gains(*halves), gains(*halves[::-1])]
+    if given and not all(curves):
+        return most  # which diverges as the halves do, and says so
+    if given and all(most in curve for curve in curves):
+        end = mean_gain([curve[most] for curve in curves])
+        if end.gain >= -2 * end.error:
+            return most
+    best = most_likely_epoch(curves)
+    if best is None or not is_kept(best[1]):
+        return 0
+    if best[0] == min(map(max, curves)):
+        return most
+    if given:
+        warn(
+            f"Training ends after {best[0]} of {most} epochs: after more, models of one half of "
+            f"the {len(rows)} rows make the other half clearly less likely.",
+            TrainingWarning,
+            ("Lower n_iter or learning_rate.", "n_iter", "learning_rate"),
+        )
+    return best[0]
 
 
 def rows_apart(rows: Rows, most: int, seed: int) -> tuple[Rows, Rows]:

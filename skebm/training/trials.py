@@ -11,13 +11,10 @@ import torch
 from skebm.base import SamplingError
 from skebm.training.guard import MOST_LOST, DivergenceError
 from skebm.training.rows import Rows
-from skebm.training.selection import Gain, LogRatioOf
+from skebm.training.selection import ERROR, GAIN, Gain, LogRatioOf
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
-
-# Names of the gain of held-out rows in the history, and of its error.
-GAIN, ERROR = "gain_over_base", "gain_error"
 
 
 def trial_net(
@@ -48,7 +45,7 @@ def trial_net(
         Arguments of the net that users gave; those of the optimizer take effect.
     """
     own = {k: v for k, v in (net_params or {}).items() if k.startswith("optimizer")}
-    net = replace(recipe.plan, n_iter=n_iter).net(
+    net = replace(recipe.plan, n_iter=n_iter, most_epochs=0).net(
         recipe.family.objective(recipe, generator), generator, streaming=False, net_params=own
     )
     net.initialize()

@@ -71,6 +71,7 @@ def net_of(recipe, gain, error=1.0, **changed):
         "validation": None,
         "held_out_": object(),
         "log_ratios_": object(),
+        "judges_": None,
         "history": [{}],
         "n_before_": 0,
         "note_": "",
@@ -100,11 +101,18 @@ def test_a_model_that_gains_half_an_error_is_kept(gain, is_base):
 
 @pytest.mark.parametrize(
     "changed",
-    [{"streaming": True}, {"validation": object()}, {"n_before_": 3}, {"log_ratios_": None}],
+    [{"streaming": True}, {"n_before_": 3}, {"log_ratios_": None}],
     ids=lambda changed: next(iter(changed)),
 )
 def test_training_that_goes_on_or_is_not_judged_keeps_what_it_has(changed):
     assert settings_after(changed, -1.0) == (False, 0)
+
+
+def test_rows_of_early_stopping_judge_too():
+    validated = {"validation": object(), "held_out_": None, "log_ratios_": None}
+    assert settings_after(validated | {"judges_": object()}, -1.0) == (True, 1)
+    assert settings_after(validated | {"judges_": object()}, 1.0) == (False, 0)
+    assert settings_after(validated, None) == (False, 0)
 
 
 @pytest.mark.parametrize("changed", [{"held_out_": None, "log_ratios_": None}, {"history": []}])

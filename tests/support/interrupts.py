@@ -35,11 +35,13 @@ bits = {"n_iter": 4, "batch_size": 15, "random_state": 0}
 network = bits | {"network": MLP((8,)), "domain": "binary", "base": "independent"}
 real = bits | {"network": MLP((8,)), "base": "gaussian", "partition": ImportanceSampling(4000)}
 
+# For features no halves of the rows are trained before.
+features = bits | {"aim": "features"}
 CASES = {
-    "exact": RBMEstimator(3, learning="exact", learning_rate=0.1, **bits),
-    "line search": RBMEstimator(3, n_iter=20, random_state=0),
-    "pcd": RBMEstimator(3, learning="pcd", optimizer=SGD(momentum=0.5, averaging=0.5), **bits),
-    "reweighted": RBMEstimator(3, chains=Persistent(reweight=True), learning="pcd", **bits),
+    "exact": RBMEstimator(3, learning="exact", learning_rate=0.1, **features),
+    "line search": RBMEstimator(3, learning="exact", n_iter=20, random_state=0, aim="features"),
+    "pcd": RBMEstimator(3, learning="pcd", optimizer=SGD(momentum=0.5, averaging=0.5), **features),
+    "reweighted": RBMEstimator(3, chains=Persistent(reweight=True), learning="pcd", **features),
     "contrastive": ContrastiveDivergenceDensity(**network, optimizer=AdamW(averaging=0.5)),
     "replay": ContrastiveDivergenceDensity(**network, chains=ReplayBuffer(size=50)),
     "noise": NCEDensity(**bits, network=MLP((8,)), domain="binary"),

@@ -69,7 +69,29 @@ def test_epochs_are_chosen_where_all_curves_extend():
 
 def test_diverged_halves_choose_no_epochs():
     rows = RBMEstimator(2, n_iter=0, random_state=0).fit(np.eye(30))._rows(np.eye(30))
-    assert epochs_by_halves(lambda train, held_out: {}, rows, torch.Generator()) == 0
+    assert epochs_by_halves(lambda train, held_out: {}, rows, torch.Generator(), 9) == 0
+
+
+@pytest.mark.parametrize(
+    ("gains", "auto", "given"),
+    [
+        ({1: 0.5, 5: 1.0, 9: 0.9}, 5, 9),  # a loss at the end, but not against the base
+        ({1: 0.5, 5: 1.0, 9: 1.1}, 9, 9),
+        ({1: 0.5, 5: 1.0, 9: -1.0}, 5, 5),
+        ({1: -0.1, 5: -0.5, 9: -0.1}, 0, 9),  # less than two errors
+        ({1: -0.5, 5: -0.5, 9: -0.5}, 0, 0),
+        ({1: 0.5}, 9, 9),  # converged
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Training ends after")
+def test_halves_choose_the_number_of_epochs_or_check_it(gains, auto, given):
+    rows = RBMEstimator(2, n_iter=0, random_state=0).fit(np.eye(30))._rows(np.eye(30))
+    curve = {epoch: Gain(gain, 0.1) for epoch, gain in gains.items()}
+    for asked, expected in ((False, auto), (True, given)):
+        found = epochs_by_halves(
+            lambda train, held_out: curve, rows, torch.Generator(), 9, given=asked
+        )
+        assert found == expected
 
 
 def test_a_tenth_is_held_out_and_more_of_few():

@@ -49,8 +49,8 @@ from skebm.estimators.tables.table import Table, fit_table_base, learn_columns
 from skebm.objectives import Centering, Penalty
 from skebm.samplers import FromData, Gibbs, Persistent
 from skebm.training import SGD, EarlyStopping
+from skebm.training.plan import asked_steps
 from skebm.training.rows import Rows
-from skebm.training.selection import epochs_by_halves
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
@@ -90,8 +90,9 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
         Maximum number of rows per step. ``"auto"``: 100, or fewer if there would otherwise be fewer
         than 10,000 steps in `n_iter` epochs.
     n_iter : int or "auto", default="auto"
-        Number of epochs. ``"auto"``: 10,000 steps, or fewer if they would take more than 2e11
-        multiplications, but at least 10 epochs. With fewer than 200 rows, models of the two halves
+        Number of epochs. ``"auto"``: 10,000 steps, and up to eight times as many while held-out
+        rows gain, or fewer if they would take more than 2e11 multiplications, but at least 10
+        epochs. With fewer than 200 rows, models of the two halves
         of the rows determine how many, possibly 0 (see Notes).
     verbose : int, default=0
         1 shows a progress bar.
@@ -185,11 +186,10 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
     Notes
     -----
     **Held-out rows guard the training** as in :class:`RBMEstimator`, if there are 200 rows or more,
-    `learning_rate` and `batch_size` are ``"auto"``, and there is no `early_stopping`. A tenth of
-    the rows, at most 500, is then not trained on. Twenty times during a fit, their bound, with
-    log Z estimated by annealing, is compared with the base. `fit` does not keep weights that are
-    clearly worse than earlier ones, or worse than the base. With fewer rows, models of the two
-    halves determine the number of epochs if `n_iter` is ``"auto"`` as well.
+    whatever else is set. A tenth of the rows, at most 500, is then not trained on. Twenty times
+    during a fit, their bound, with log Z estimated by annealing, is compared with the base. `fit`
+    does not keep weights that are clearly worse than earlier ones, or worse than the base. With
+    fewer rows, models of the two halves determine the number of epochs, or check one that is given.
 
     In training, missing entries are drawn by Gibbs steps given the known ones. For new rows, the
     likelihood of the known entries is estimated by annealing; it is low on average.
@@ -300,6 +300,7 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
             seed = last.family.seed
             new = design_deep(self, table, layers, last.base, rows, seed, streaming=streaming)
             both = new.family.rbm.by_halves and last.family.rbm.by_halves
+            both &= asked_steps(self).n_iter == "auto"
             return new.with_epochs(last.plan.n_iter) if both else new
 
         seed = draw_seed(self.random_state_)
@@ -317,8 +318,7 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
             return found
         generator = torch.Generator(rows.device).manual_seed(draw_seed(self.random_state_))
         trials = ValidationFits(base_of, plan, generator, self.net_params)
-        gains = functools.partial(trials.gains, chosen, found.plan.n_iter)
-        return found.with_epochs(epochs_by_halves(gains, rows, generator))
+        return trials.by_halves(found, chosen, rows, given=asked_steps(self).n_iter != "auto")
 
     @property
     def _n_features_out(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,13 @@ from skebm.estimators.rbm.safety import N_HELD_OUT, pessimistic_log_z
 from skebm.estimators.tables.bases import LATENT, log_prob_of
 from skebm.training.guard import N_ASSESSMENTS
 from skebm.training.rows import Rows
-from skebm.training.selection import Gain, mean_over_completions, n_held_out, paired_gain
+from skebm.training.selection import (
+    Gain,
+    epochs_by_halves,
+    mean_over_completions,
+    n_held_out,
+    paired_gain,
+)
 from skebm.training.trials import gains_by_epoch, trial_net, until_loss
 
 if TYPE_CHECKING:
@@ -185,8 +192,14 @@ class ValidationFits:
         train = train.with_own_imputations()
         recipe = self.plan(self.fit(chosen.name, train), chosen, train)
         # Assessments of each half, between which the number of epochs is chosen.
-        n_by_halves = 10
+        n_by_halves = n_iter if recipe.plan.searches else min(10, recipe.n_assessments)
         return until_loss(gains_by_epoch(self._net(recipe, train, held_out, n_iter, n_by_halves)))
+
+    def by_halves(self, recipe: Any, chosen: BaseChoice, rows: Rows, *, given: bool) -> Any:
+        """The recipe with the number of epochs that halves choose, or check if it was `given`."""
+        most = recipe.plan.n_iter
+        gains = functools.partial(self.gains, chosen, most)
+        return recipe.with_epochs(epochs_by_halves(gains, rows, self.generator, most, given=given))
 
     def _net(
         self, recipe: Any, train: Rows, held_out: Rows, n_iter: int, n_times: int

@@ -132,11 +132,12 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
         100, or less (down to 10) if there would otherwise be fewer than 10,000 steps in `n_iter`
         epochs, or fewer than ten in a call of `partial_fit`; all rows with L-BFGS.
     n_iter : int or "auto", default="auto"
-        Number of epochs (iterations with L-BFGS). ``"auto"``: 10,000 steps, or as many as take 2e11
-        multiplications if columns times hidden units times rows of a batch exceed 2e7, but at least
-        10 epochs. With fewer than 200 rows, PCD and CD take at most 500 epochs; models of the two
-        halves of the rows determine how many (see Notes), possibly 0. L-BFGS takes up to 500
-        iterations, and is stopped by the `tol` of `early_stopping`.
+        Number of epochs (iterations with L-BFGS). ``"auto"``: 10,000 steps, and up to eight times
+        as many while held-out rows gain (see Notes); or as many as take 2e11 multiplications if
+        columns times hidden units times rows of a batch exceed 2e7, but at least 10 epochs. With
+        fewer than 200 rows, PCD and CD take at most 500 epochs; models of the two halves of the
+        rows determine how many (see Notes), possibly 0. L-BFGS takes up to 500 iterations; halves
+        and the `tol` of `early_stopping` end it sooner.
     verbose : int, default=0
         1 shows a progress bar.
     random_state : int, RandomState instance or None, default=None
@@ -194,7 +195,7 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
         l1 the initial weights are larger, since small ones would all end at 0. Its parameters can
         be searched over by ``penalty__<name>``. See :class:`skebm.objectives.Penalty`.
     optimizer : SGD or None, default=None
-        Momentum, learning rate schedule, weight averaging and roll-backs; None is
+        Momentum, learning rate schedule, weight averaging, roll-backs and `max_time`; None is
         :class:`skebm.training.SGD` with its default settings.
     aim : {"auto", "density", "features"}, default="auto"
         What the model is for, which decides what ``"auto"`` is for other parameters. For features
@@ -294,31 +295,39 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
 
     Notes
     -----
-    **Held-out rows guard the training** if there are 200 rows or more, learning is not exact,
-    `learning_rate` and `batch_size` are ``"auto"``, and there is no `early_stopping`. A tenth of
-    the rows, at most 500, is then not trained on. Twenty times during a fit, the log-likelihood
-    ratio of these rows to the base is estimated by annealing from the base and from the uniform
-    distribution (``gain_over_base`` and ``gain_error`` in `history_`). Annealing finds modes that
-    chains near the data never visit; up to half of the chains continue from the annealed rows.
-    After a loss of more than half a nat, training continues from the best weights at half the
-    learning rate. `fit` does not keep weights that are clearly worse than earlier ones. The model
-    is its base, with a `ConvergenceWarning`, if these rows gain less by it than a base of all rows
-    is expected to, plus half a standard error. If the mean ratio still rises by 0.1 nats from the
-    third to the last quarter of a fit, a `ConvergenceWarning` suggests a larger `n_iter`.
+    **Held-out rows guard the training** if there are 200 rows or more, whatever else is set. A
+    tenth of the rows, at most 500, is then not trained on (those of `early_stopping` if that is
+    set, which judge the end alone). Twenty times during a fit, less often if `learning_rate` or
+    `batch_size` is given and there are few steps, the log-likelihood ratio of these rows to the
+    base is estimated by annealing from the base and from the uniform distribution
+    (``gain_over_base`` and ``gain_error`` in `history_`). Annealing finds modes that chains near
+    the data never visit; up to half of the chains continue from the annealed rows. After a loss of
+    more than half a nat, training continues from the best weights at half the learning rate. `fit`
+    does not keep weights that are clearly worse than earlier ones. The model is its base, with a
+    `TrainingWarning`, if these rows gain less by it than a base of all rows is expected to, plus
+    half a standard error.
 
     **Held-out rows choose** the base, the number of hidden units and, where the likelihood is exact
-    for few hidden units, between it and PCD, if these are ``"auto"`` and the conditions above hold.
-    Each choice is trained for a part of the epochs, and the log-likelihoods of the same rows are
-    compared, with log Z at its pessimistic end. Of those that are behind the best by no more than
-    the error of the difference the plainest is taken, and fitted anew. The rows that guard this fit
-    are among those that chose: if they are less likely after it than after the trial, the model is
-    that of the trial, with a `ConvergenceWarning`.
+    for few hidden units, between it and PCD, if these, `learning_rate` and `batch_size` are
+    ``"auto"`` and there are 200 rows or more. Each choice is trained for a part of the epochs, and
+    the log-likelihoods of the same rows are compared, with log Z at its pessimistic end. Of those
+    that are behind the best by no more than the error of the difference the plainest is taken, and
+    fitted anew. The rows that guard this fit are among those that chose: if they are less likely
+    after it than after the trial, the model is that of the trial, with a `TrainingWarning`.
 
-    **With fewer rows**, but at least 8, the rows determine the number of epochs instead, if
-    `n_iter` is ``"auto"`` as well. A model of each half of the rows is trained first, and is
-    assessed on the other half after ten of the epochs. The fit then ends after the one of these ten
-    epochs at which the other halves were most likely on average. If they never gain more over the
-    base than half a standard error, the model is the base alone, with a `ConvergenceWarning`.
+    **Passes end by gain.** With ``n_iter="auto"``, the mean ratio of the second fourth of a fit is
+    compared with that of the first half's end: as long as it still rises by 0.1 nats and by two
+    standard errors, there are twice as many epochs, up to eight times 10,000 steps. If it still
+    rises at the end, from the third to the last quarter, a `TrainingWarning` says by how much.
+
+    **With fewer rows**, but at least 8, and with L-BFGS, halves of the rows determine the number of
+    epochs instead. A model of each half is trained first, and is assessed on the other half after
+    ten of the epochs (after each iteration of L-BFGS). The fit then ends after the one of these at
+    which the other halves were most likely on average. If they never gain more over the base than
+    half a standard error, the model is the base alone, with a `TrainingWarning`. A number `n_iter`
+    that is given is kept unless the halves are clearly less likely after it. Rows with weights,
+    which may be states with their counts, do not choose the iterations of L-BFGS. Nothing guards
+    `partial_fit`, whose rows may not come again.
 
     Real values in [0, 1] are interpreted as probabilities of bits. Such rows have a free energy but
     no likelihood: as F is concave, `score_samples` gives a lower bound on the mean log-likelihood

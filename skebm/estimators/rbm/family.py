@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
 import torch
 from sklearn.base import clone
 from torch import Tensor
@@ -23,6 +22,7 @@ from skebm.base import (
     Real,
     Sampler,
     TrainingWarning,
+    sampling,
 )
 from skebm.base.domains import parts_of
 from skebm.base.processes import Notice, repeat
@@ -58,20 +58,22 @@ from skebm.estimators.tables.bases import (
 from skebm.estimators.tables.table import Table, fit_table_base
 from skebm.objectives import CenteredObjective, Centering, ContrastiveDivergence, Penalty
 from skebm.objectives.local import LOCAL_RULES
+from skebm.partition import Exact
 from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
 from skebm.training import SGD
-from skebm.training.guard import ENOUGH_STEPS
+from skebm.training.guard import ENOUGH_STEPS, N_ASSESSMENTS, n_assessments, still_rising
 from skebm.training.plan import TrainingPlan, asked_steps, plan_of
 from skebm.training.rows import Rows
 from skebm.training.selection import (
+    ERROR,
+    GAIN,
     WORTH_A_WARNING,
     Gain,
     LogRatioOf,
-    epochs_by_halves,
+    LogRatios,
     is_worth_a_warning,
     rows_apart,
 )
-from skebm.training.trials import ERROR, GAIN
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
@@ -85,6 +87,8 @@ REWEIGHTED_CHAINS = 500
 # Epochs at most, by default, where nothing guards against overfitting; and products of a row with
 # the weights, in multiplications, that all steps may take: a minute on one core.
 MOST_EPOCHS, MOST_WORK = 500, 2e11
+# Steps at most while held-out rows gain.
+MOST_STEPS = 8 * ENOUGH_STEPS
 # Multiplications that take as long as a hidden unit under a changed column, a softplus and its
 # gradient: of 100 rows, 784 columns and 64 units a step takes 46 milliseconds.
 LOCAL_WORK = 40
@@ -97,8 +101,9 @@ SCALE_ON_TREES, SCALE_BY_L1 = 0.01, 100.0
 # Rows from which on some are held out. Of fewer, each is worth more to the training than to the
 # guard.
 FEWEST_ROWS = 200
-# Of fewer rows, halves choose the number of epochs; fewer than these say nothing.
-FEWEST_IN_HALVES = 8
+# Of fewer rows, halves choose the number of epochs; fewer than these say nothing. They do so for a
+# line search, which overfits within a few steps, unless there are very many rows.
+FEWEST_IN_HALVES, MOST_IN_HALVES = 8, 20_000
 # Draws of the base that complete a held-out row with missing entries.
 N_COMPLETIONS = 10
 # Gibbs steps that draw missing entries anew where rows come once, in `partial_fit`.
@@ -169,8 +174,8 @@ class RBMFamily(Family, JointModel):
     short : bool
         Whether `n_iter` was given and makes fewer steps than are enough for small weights.
     by_halves : bool
-        Whether halves of the rows choose the number of epochs, instead of some that guard the
-        training. They do if there are few rows and that number is ``"auto"`` as well.
+        Whether halves of the rows choose the number of epochs, or check the one that was given,
+        instead of some that guard the training. They do if there are few rows, or a line search.
     streaming : bool
         Whether the settings are those of `partial_fit`.
     aim : {"density", "features"}
@@ -240,6 +245,13 @@ class RBMFamily(Family, JointModel):
         return rows
 
     def log_ratios(self, recipe: Any) -> LogRatioOf:
+        # Annealing runs for a fit so short that it is assessed once, at its end: of more, the
+        # assessment would take longer than the training.
+        n_chains = 20
+        if self.learning == "exact":
+            return exact_log_ratios
+        if recipe.n_assessments == 1:
+            return functools.partial(rbm_log_ratios, n_chains=n_chains)
         return rbm_log_ratios
 
     def complete(
@@ -261,10 +273,15 @@ class RBMFamily(Family, JointModel):
         return fit_named_base(recipe.base_name, rows, recipe.table)
 
     def set_to_base(self, recipe: Any, net: EnergyNet, rows: Rows) -> RBMFamily:
-        """The initial model on its base."""
+        """The initial model on its base, with weights so small that the two are equal."""
+        # Not of zero, from which all units would learn the same if training went on.
+        share = 0.01
         generator = torch.Generator(rows.device).manual_seed(net.seed_)
         net.replace(self.objective(recipe, generator))
-        self.initialise(recipe, net.module_.energy, rows)
+        energy: Any = net.module_.energy
+        with torch.no_grad():
+            energy.weight.mul_(share)
+        self.initialise(recipe, energy, rows)
         return self
 
     def best_of_trial(self, recipe: Any, net: EnergyNet, rows: Rows) -> RBMRecipe:
@@ -293,6 +310,10 @@ class RBMFamily(Family, JointModel):
         net.guard_ = trial.net.guard_
         return replace(recipe, base=trial.base)
 
+    def finalise(self, recipe: Any, net: EnergyNet, rows: Rows) -> RBMFamily:
+        untrained = self.by_halves and not recipe.plan.n_iter and not len(net.history)
+        return self.set_to_base(recipe, net, rows) if untrained else self
+
     def check_trained(self, recipe: Any, net: EnergyNet, rows: Rows) -> None:
         """Warn of variances that collapsed, and if training has not converged.
 
@@ -308,7 +329,7 @@ class RBMFamily(Family, JointModel):
                 f"The base is left as it is (n_iter_ is 0): models of one half of the {len(rows)} "
                 "rows never made the other half more likely.",
                 TrainingWarning,
-                ("Use more rows or fewer n_components; n_iter= trains.", "n_components", "n_iter"),
+                ("Use more rows or fewer n_components.", "n_components"),
                 ("Use more rows.",),
             )
         notice = self.why_not_converged(recipe, net, rows)
@@ -400,19 +421,11 @@ def in_words_of_loss(loss: Gain, n_epochs: int) -> str:
     )
 
 
-def still_rising(gains: list[float], n_quarters: int = 1) -> float | None:
-    """Rise of the mean to the last quarter of the gains from one or two quarters before, in nats.
-
-    None if it is less than 0.1 or two standard errors, or if there are fewer than 8 gains.
-    """
-    n = len(gains) // 4
-    if n < 2:
-        return None
-    first = -(n_quarters + 1) * n
-    before, last = np.array(gains[first : first + n]), np.array(gains[-n:])
-    rise = float(last.mean() - before.mean())
-    error = math.sqrt((before.var(ddof=1) + last.var(ddof=1)) / n)
-    return rise if rise > max(WORTH_A_WARNING, 2 * error) else None
+def exact_log_ratios(energy: Any, x: Tensor, generator: torch.Generator) -> LogRatios:
+    """Log-likelihood ratios of rows x (n, d) to the base, where log Z is summed at every step."""
+    with torch.no_grad(), sampling(energy):
+        ratio = -energy(x).double() - energy.base.log_prob(x).double()
+        return LogRatios(ratio - Exact().estimate(energy).value)
 
 
 def is_gain(assessed: dict[str, float]) -> bool:
@@ -461,19 +474,23 @@ def design_recipe(
 
     found = recipe_of(first)
     names, sizes, rules = alternatives(estimator, found, rows)
-    if not found.family.by_halves and len(names) * len(sizes) * len(rules) == 1:
+    choice = len(names) * len(sizes) * len(rules) > 1
+    if not found.family.by_halves and not choice:
         return found
     generator = torch.Generator(rows.device).manual_seed(draw_seed(estimator.random_state_))
     trials = ValidationFits(base_of, plan, generator, estimator.net_params)
-    if found.family.by_halves:
-        gains = functools.partial(trials.gains, first, found.plan.n_iter)
-        return found.with_epochs(epochs_by_halves(gains, rows, generator))
-    # The rows that guard the training are among those that choose, and the first of them.
-    splits = generator if seed is None else torch.Generator(rows.device).manual_seed(seed)
-    chosen, trial = choose_base(names, sizes, trials.trial, rows, splits, rules)
-    same = chosen == first._replace(reason=chosen.reason)
-    final = replace(found, base_reason=chosen.reason) if same else recipe_of(chosen)
-    return final if final.guard_seed is None else replace(final, trial=trial)
+    if choice:
+        # The rows that guard the training are among those that choose, and the first of them.
+        splits = generator if seed is None else torch.Generator(rows.device).manual_seed(seed)
+        chosen, trial = choose_base(names, sizes, trials.trial, rows, splits, rules)
+        same = chosen == first._replace(reason=chosen.reason)
+        found = replace(found, base_reason=chosen.reason) if same else recipe_of(chosen)
+        first = chosen
+        if found.guard_seed is not None:
+            return replace(found, trial=trial)
+    if not found.family.by_halves:
+        return found
+    return trials.by_halves(found, first, rows, given=asked_steps(estimator).n_iter != "auto")
 
 
 def alternatives(
@@ -487,7 +504,7 @@ def alternatives(
     """
     name, family = first.base_name, first.family
     compares = family.aim == "density" and not family.streaming and len(rows) >= FEWEST_ROWS
-    if not compares or not _steps_are_ours(estimator):
+    if not compares or not steps_are_ours(estimator):
         return [name], [family.n_hidden], ["auto"]
     plan, searches = first.plan, first.plan.searches and not family.short
     long = searches or plan.n_batches(rows.n_table) >= ENOUGH_STEPS
@@ -535,6 +552,7 @@ def _going_on(
         guard_seed=last.guard_seed,
     )
     by_halves = new.family.by_halves and last.family.by_halves
+    by_halves &= asked_steps(estimator).n_iter == "auto"
     return new.with_epochs(last.plan.n_iter) if by_halves else new
 
 
@@ -587,7 +605,7 @@ def design(
         _check_sampler(sampler, learning, chains, base)
     steps = _kind_of_steps(aim, learning, table)
     line_search = learning == "exact" and not stochastic
-    ours = aim == "density" and not (streaming or line_search) and _steps_are_ours(estimator)
+    guarded = aim == "density" and not streaming
     plan = _plan(
         estimator,
         learning,
@@ -601,7 +619,7 @@ def design(
     check_units(units.n, units.n_rows, rows, plan.batch_size)
     if estimator.penalty is not None:
         estimator.penalty.check()
-    asked, few = asked_steps(estimator).n_iter, FEWEST_IN_HALVES <= len(rows) < FEWEST_ROWS
+    asked = asked_steps(estimator).n_iter
     family = RBMFamily(
         units=units,
         learning=learning,
@@ -609,7 +627,7 @@ def design(
         centering=_centering(estimator, learning, units, steps, plan.searches),
         penalty=None if estimator.penalty is None else clone(estimator.penalty),
         short=asked != "auto" and plan.n_batches(rows.n_table) < ENOUGH_STEPS,
-        by_halves=ours and few and asked == "auto" and not estimator.early_stopping,
+        by_halves=guarded and takes_halves(estimator, rows, line_search=plan.searches),
         streaming=streaming,
         aim=aim,
     )
@@ -620,8 +638,9 @@ def design(
         family=family,
         base_name=chosen.name,
         base_reason=chosen.reason,
-        n_guards=N_HELD_OUT if ours and len(rows) >= FEWEST_ROWS else 0,
+        n_guards=N_HELD_OUT if guarded and not line_search and len(rows) >= FEWEST_ROWS else 0,
         guard_seed=guard_seed,
+        n_assessments=_times_of_assessment(estimator, rows, plan),
     )
 
 
@@ -708,9 +727,10 @@ def _plan(
         batch_size = (
             n_rows if line_search else _default_batch_size(n_rows, 0 if streaming else n_iter)
         )
+    most_epochs = 0
     if n_iter == "auto":
-        most = _most_epochs(learning, n_units, rows, steps, batch_size)
-        n_iter = MOST_EPOCHS if line_search else most
+        first, most_epochs = _numbers_of_epochs(learning, n_units, rows, steps, batch_size)
+        n_iter = MOST_EPOCHS if line_search else first
     plan = plan_of(
         estimator,
         optimizer,
@@ -718,6 +738,7 @@ def _plan(
         batch_size=batch_size,
         learning_rate=usual_rate if rate == "auto" else rate,
         streaming=streaming,
+        most_epochs=0 if line_search else most_epochs,
     )
     if not line_search:
         return plan
@@ -727,23 +748,45 @@ def _plan(
     )
 
 
-def _most_epochs(learning: str, n_units: int, rows: Rows, steps: str, batch_size: int) -> int:
-    """Number of epochs of stochastic steps by default."""
+def _numbers_of_epochs(
+    learning: str, n_units: int, rows: Rows, steps: str, batch_size: int
+) -> tuple[int, int]:
+    """Epochs of stochastic steps by default: at first, and at most while held-out rows gain."""
     n_batches = math.ceil(rows.n_table / batch_size)
     if steps != "density":
-        return max(FEWEST_EPOCHS, math.ceil(FEATURE_STEPS / n_batches))
+        return max(FEWEST_EPOCHS, math.ceil(FEATURE_STEPS / n_batches)), 0
     affordable = MOST_WORK / (batch_size * rows.n_columns * n_units)
     if learning in LOCAL_RULES:
         affordable /= LOCAL_WORK
     n_steps = ENOUGH_STEPS if learning == "exact" else min(ENOUGH_STEPS, affordable)
     wanted = max(FEWEST_EPOCHS, math.ceil(n_steps / n_batches))
+    if rows.n_table >= FEWEST_ROWS:
+        return wanted, max(wanted, int(min(MOST_STEPS, affordable) / n_batches))
     # The exact likelihood has no chains that training could outrun.
-    few = rows.n_table < FEWEST_ROWS and learning != "exact"
-    return min(wanted, MOST_EPOCHS) if few else wanted
+    return wanted if learning == "exact" else min(wanted, MOST_EPOCHS), 0
 
 
-def _steps_are_ours(estimator: Any) -> bool:
-    """Whether rate and batch size are, so that rows may judge the training."""
+def takes_halves(estimator: Any, rows: Rows, *, line_search: bool) -> bool:
+    """Whether halves of the rows choose the number of epochs, or check the one that was given."""
+    validated = fraction_of_early_stopping(estimator.early_stopping) is not None
+    if validated or asked_steps(estimator).n_iter == 0 or len(rows) < FEWEST_IN_HALVES:
+        return False
+    if not line_search:
+        return len(rows) < FEWEST_ROWS
+    # Rows of different weights may be states with their counts: halves have none in common.
+    alike = rows.weight is None or bool((rows.weight == rows.weight[0]).all())
+    return len(rows) <= MOST_IN_HALVES and alike
+
+
+def _times_of_assessment(estimator: Any, rows: Rows, plan: TrainingPlan) -> int:
+    """How often a fit is assessed: as seldom as it is short where its steps are given."""
+    if steps_are_ours(estimator):
+        return N_ASSESSMENTS
+    return n_assessments(rows.n_table, plan.n_iter)
+
+
+def steps_are_ours(estimator: Any) -> bool:
+    """Whether learning rate and batch size are ours, so that rows may choose base and units."""
     rate, size, _ = asked_steps(estimator)
     return bool(rate == size == "auto")
 
@@ -758,7 +801,7 @@ def is_guarded(
         return False
     stochastic = rows.known is not None or _asks_for_steps(estimator)
     learning, _ = _rule(estimator, table, chosen, aim="density", stochastic=stochastic)
-    return _steps_are_ours(estimator) and (stochastic or learning != "exact")
+    return stochastic or learning != "exact"
 
 
 def _default_batch_size(n_rows: int, n_iter: int | str) -> int:

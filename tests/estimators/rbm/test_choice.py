@@ -408,7 +408,7 @@ def test_epochs_are_those_at_which_both_halves_gain_most(curves, epochs):
         seen.append((len(train), len(held_out)))
         return {10 * i + 10: Gain(gain, 0.4) for i, gain in enumerate(left.pop(0))}
 
-    assert epochs_by_halves(gains, bits(51), torch.Generator().manual_seed(0)) == epochs
+    assert epochs_by_halves(gains, bits(51), torch.Generator().manual_seed(0), 30) == epochs
     assert seen == [(26, 25), (25, 26)]
 
 

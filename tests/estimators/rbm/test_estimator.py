@@ -119,7 +119,8 @@ def test_probabilities_sum_to_one(learning, shape):
     if learning != "auto":
         params |= {"learning_rate": 0.2, "batch_size": 20}
     model = RBMEstimator(n_hidden, learning=learning, random_state=0, **params).fit(rows(200, d))
-    assert np.abs(model.components_).max() > 0.05 or d == 1  # it has learned something
+    # It has learned something, unless that is too little to be kept.
+    assert np.abs(model.components_).max() > 0.05 or 1 in shape
     assert np.exp(model.score_samples(bits(d))).sum() == pytest.approx(1, abs=1e-4)
 
 

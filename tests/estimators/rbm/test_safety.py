@@ -19,7 +19,7 @@ from skebm.distributions import Gaussian, IndependentBernoulli
 from skebm.energies import BernoulliRBM
 from skebm.estimators.rbm import safety
 from skebm.estimators.rbm.choice import BaseChoice
-from skebm.estimators.rbm.family import design, still_rising
+from skebm.estimators.rbm.family import design
 from skebm.estimators.rbm.safety import N_CHAINS, N_HELD_OUT, rbm_log_ratios
 from skebm.estimators.recipe import Recipe
 from skebm.estimators.tables.table import probability_table
@@ -29,7 +29,7 @@ from skebm.partition.bracket import WIDE
 from skebm.samplers import FromData, Gibbs, ParallelTempering, Persistent
 from skebm.training import SGD, EarlyStopping
 from skebm.training.engine import EnergyNet
-from skebm.training.guard import N_ASSESSMENTS, Guard
+from skebm.training.guard import N_ASSESSMENTS, Guard, still_rising
 from skebm.training.rows import Rows
 from skebm.training.selection import LogRatios, assess, rows_apart
 from tests.support.oracle import DOUBLE, make_rbm, make_tree_rbm, seeded
@@ -316,14 +316,19 @@ OURS = {
         {"learning_rate": 0.1},
         {"batch_size": 10},
         {"net_params": {"lr": 0.1}},
-        {"early_stopping": EarlyStopping()},
         {"learning": "exact", "learning_rate": 0.1},
-        {"learning": "exact"},
     ],
     ids=str,
 )
-def test_who_sets_the_steps_trains_on_all_rows(bits, options):
-    assert not assessed(RBMEstimator(**(OURS | options)).fit(bits))
+def test_who_sets_the_steps_is_guarded(bits, options):
+    assert assessed(RBMEstimator(**(OURS | options)).fit(bits))
+
+
+def test_the_rows_of_early_stopping_judge_the_end(bits):
+    net = RBMEstimator(**(OURS | {"early_stopping": EarlyStopping()})).fit(bits).net_
+    assert net.held_out_ is None
+    assert net.judges_[0] is not None
+    assert net.guard_.final_gain is not None
 
 
 def test_few_rows_and_streams_are_not_held_out(bits):

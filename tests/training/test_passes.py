@@ -1,0 +1,82 @@
+"""How long a training is: passes by gain, and seconds."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from skebm import RBMEstimator
+from skebm.training import SGD
+from skebm.training.engine import Clock, EnergyNet
+from skebm.training.guard import gain_of_a_pass
+
+_random = np.random.default_rng(0)
+BITS = (_random.random((260, 6)) < 0.3 + 0.4 * _random.integers(0, 2, (260, 1))) * 1.0
+
+
+def net_after(gains, max_epochs=20, most_epochs=80):
+    """What a net knows of its passes, with a gain after each."""
+    return SimpleNamespace(
+        history=[{"gain_over_base": gain} for gain in gains],
+        n_before_=0,
+        max_epochs=max_epochs,
+        most_epochs=most_epochs,
+        n_assessments_=20,
+        n_due_=len(gains),
+    )
+
+
+def test_passes_are_doubled_while_held_out_rows_gain():
+    rising = [0.1 * k for k in range(40)]
+    net = net_after([])
+    assert EnergyNet._next_stop(net, None) == 10
+    net.history = net_after(rising[:10]).history
+    assert EnergyNet._next_stop(net, None) == 20
+    assert (net.max_epochs, net.n_assessments_, net.n_due_) == (40, 40, 10)
+    net.history = net_after(rising[:20]).history
+    assert EnergyNet._next_stop(net, None) == 80  # as many as there may be
+    assert net.max_epochs == 80
+
+
+@pytest.mark.parametrize(
+    "gains", [[1.0] * 10, [0.5, -0.5] * 5, [1.0 + 0.005 * k for k in range(10)]]
+)
+def test_passes_are_as_planned_where_held_out_rows_do_not_gain(gains):
+    net = net_after(gains)
+    assert EnergyNet._next_stop(net, None) == 20
+    assert net.max_epochs == net.most_epochs == 20
+
+
+def test_a_number_of_passes_that_is_given_is_not_doubled():
+    net = (
+        RBMEstimator(3, base="independent", learning="pcd", n_iter=20, random_state=0)
+        .fit(BITS)
+        .net_
+    )
+    assert (net.max_epochs, net.most_epochs) == (20, 0)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), "fast", None, True])
+def test_seconds_are_a_positive_number(seconds):
+    with pytest.raises(ValueError, match="max_time"):
+        RBMEstimator(3, optimizer=SGD(max_time=seconds)).fit(BITS)
+
+
+def test_without_a_limit_no_time_is_spent():
+    clock = Clock(float("inf"))
+    assert clock.share_spent() == 0
+    assert not clock.is_over()
+
+
+def test_a_clock_is_over_after_its_seconds():
+    clock = Clock(10.0)
+    assert 0 <= clock.share_spent() < 1
+    clock.began -= 10
+    assert clock.share_spent() == 1
+    assert clock.is_over()
+
+
+def test_the_gain_of_a_pass_is_that_of_the_last_ones():
+    history = [{"gain_over_base": 1.0}, {}, {"gain_over_base": 2.0}, {"gain_over_base": 2.5}, {}]
+    assert gain_of_a_pass(history) == pytest.approx(0.5)
+    assert gain_of_a_pass(history[:2]) is None
