@@ -458,10 +458,7 @@ def design_recipe(
         design, estimator, table, aim=aim, streaming=streaming, of_file=of_file
     )
     given = asked if isinstance(asked, str) else None
-    first = BaseChoice(given, usual_units(estimator), GIVEN)
-    if given == "auto":
-        reason = "by default" if aim == "density" else "fitted for features"
-        first = first._replace(name=PLAIN, reason=reason)
+    first = choice_before_trials(estimator, given, aim)
     # Rows of a file that guard the training are none of the sample in any case.
     apart = given is not None and not of_file and aim == "density"
     guarded = functools.partial(is_guarded, estimator, table, rows, streaming=streaming)
@@ -491,6 +488,15 @@ def design_recipe(
     if not found.family.by_halves:
         return found
     return trials.by_halves(found, first, rows, given=asked_steps(estimator).n_iter != "auto")
+
+
+def choice_before_trials(estimator: Any, base: str | None, aim: str) -> BaseChoice:
+    """What is fitted if rows do not choose: independent columns where the base is ``"auto"``."""
+    first = BaseChoice(base, usual_units(estimator), GIVEN)
+    if base != "auto":
+        return first
+    reason = "by default" if aim == "density" else "fitted for features"
+    return first._replace(name=PLAIN, reason=reason)
 
 
 def alternatives(
