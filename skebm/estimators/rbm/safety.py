@@ -23,7 +23,7 @@ from skebm.training.selection import LogRatios
 # Annealing runs and their temperatures, evenly spaced, from each of two bases: a twentieth of a
 # second for 64 hidden units and 64 columns. Four times as many where log Z has a larger error than
 # this, in nats, or may have a mode far from the base.
-N_CHAINS, N_BETAS, LARGEST_ERROR = 50, 75, 0.25
+N_CHAINS, N_BETAS, LARGEST_ERROR = 50, 75, 0.5
 # Nats, and combined standard errors, by which an estimate is clearly above another one.
 CLEAR, CLEAR_ERRORS = 0.5, 3
 # Rows and temperatures, a fourth of them if the error is then small, of the bracket of a model that
