@@ -73,7 +73,7 @@ statistics = {
     "log p(x), nats": model.score_samples,
     "largest p(y | x)": lambda rows: model.predict_proba(rows).max(1),
 }
-figure, axes = plt.subplots(1, 2, figsize=(7.5, 3), sharey=True)
+figure, axes = plt.subplots(1, 2, figsize=(7.5, 3))
 for ax, (name, statistic) in zip(axes, statistics.items(), strict=True):
     normal, outlying = statistic(X_test), statistic(distant)
     both = np.concatenate([normal, outlying])

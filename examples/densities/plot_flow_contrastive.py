@@ -34,7 +34,7 @@ truth = KernelDensity(bandwidth=0.08).fit(make_moons(1000)[0])
 settings = {"flow": "maf", "sigma": 0.02, "random_state": 0}
 alone = FlowContrastiveDensity(**settings, n_iter=0).fit(train)
 both = FlowContrastiveDensity(
-    MLP(n_frequencies=32), **settings, flow_learning_rate=1e-3, n_iter=15
+    MLP(n_frequencies=32), **settings, flow_learning_rate=1e-3, n_iter=30
 ).fit(train)
 
 

@@ -89,6 +89,7 @@ for name, model in {"gates": gates, "units of an RBM": plain}.items():
     right.plot(range(5), values, "o-", label=name)
     print(f"{name}: {np.round(values, 2)}")
 right.set(xlabel="moves of a pixel", ylabel="correlation of the features")
-right.set(xticks=range(5), ylim=(0, 1.03))
+right.axhline(0, color="0.8", linewidth=1, zorder=0)
+right.set_xticks(range(5))
 right.legend(loc="upper right")
 plt.show()
