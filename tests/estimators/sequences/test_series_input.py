@@ -55,6 +55,13 @@ def test_a_series_is_a_table_of_one_column(name):
     np.testing.assert_array_equal(said(name, series()), said(name, values()[:, None]))
 
 
+@each
+def test_an_index_of_several_levels_is_no_series(name):
+    X = series().to_frame().assign(sensor="a").set_index("sensor", append=True)
+    with pytest.raises(ValueError, match=r"several levels.*reset_index\(\).*sequence_column"):
+        said(name, X)
+
+
 def test_kinds_of_time_stamps():
     pl = pytest.importorskip("polars")
     frame = pd.DataFrame({"time": hours(), "load": values()})
