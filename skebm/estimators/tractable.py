@@ -88,9 +88,9 @@ class TractableDensity(DocLinkMixin, SourceMixin, DensityMixin, BaseEstimator):
         row, with the bandwidth that maximises the leave-one-out likelihood, at most 2.56 units of
         `metric`. ``"mixture"``: a Gaussian mixture by EM. ``"gaussian"``: one Gaussian, whose
         covariance is shrunk. Kernels and mixtures are fitted to 5,000 random rows if there are
-        more. A normal component with the moments of all rows joins them, so that no row is much
-        less likely than under one normal distribution: by 40 nats at most with kernels and
-        mixtures, and by log(n + 1) nats with a stack.
+        more. A normal component with the moments of all rows, whose covariance is shrunk, joins
+        them, so that no row is much less likely than under one normal distribution: by 40 nats at
+        most with kernels and mixtures, and by log(n + 1) nats with a stack.
     n_components : int or "auto", default="auto"
         Number of components of a mixture. ``"auto"`` is one for every hundred rows, at most 40, or
         fewer if a step of EM would take more than 4e8 products.

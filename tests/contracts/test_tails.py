@@ -9,7 +9,6 @@ from sklearn.mixture import GaussianMixture
 from skebm import (
     ContrastiveDivergenceDensity,
     DeepBoltzmannMachine,
-    FlowContrastiveDensity,
     NCEDensity,
     ProductOfDensities,
     RBMEstimator,
@@ -44,7 +43,6 @@ DENSITIES = {
     "score matching, mixture": ScoreMatchingDensity(base=MixtureBase(20), **few),
     "NCE": NCEDensity(**few),
     "contrastive divergence": ContrastiveDivergenceDensity(**few),
-    "flow": FlowContrastiveDensity(**few),
 }
 FIRST = (
     "kernels",
