@@ -26,7 +26,6 @@ import numpy as np
 import torch
 from sklearn.datasets import load_digits
 from sklearn.metrics import log_loss
-from sklearn.model_selection import train_test_split
 from torch import nn
 
 from skebm import JEMClassifier
@@ -51,9 +50,7 @@ box = Uniform(Real((64,), -1.0, 1.0))
 levels, y = load_digits(return_X_y=True)
 rng = np.random.default_rng(0)
 X = (levels + rng.uniform(size=levels.shape)) / 8.5 - 1
-X_train, X_valid, y_train, y_valid = train_test_split(
-    X, y, test_size=500, random_state=0
-)
+X_train, X_valid, y_train, y_valid = X[1000:], X[:500], y[1000:], y[:500]
 model = JEMClassifier(
     energy_net,
     base=None,
@@ -84,7 +81,7 @@ def chains(n):
 
 
 L_clf, L_gen = [], []
-for _ in range(40):
+for _ in range(50):
     model.partial_fit(X_train, y_train, classes=range(10))
     L_clf.append(log_loss(y_valid, model.predict_proba(X_valid)))
     gap = model.energy(X_valid).mean() - model.energy(chains(200)).mean()
@@ -109,7 +106,7 @@ def tiled(rows):
 
 
 figure, axes = plt.subplots(2, 2, figsize=(6.4, 5.6))
-panels = {"(a) real": X_valid[:25], f"(b) {ETA} steps": chains(25)}
+panels = {"(a) real": X_valid[:25], f"(b) chains, {ETA} steps": chains(25)}
 for ax, (title, rows) in zip(axes[0], panels.items(), strict=True):
     ax.imshow(tiled(rows), cmap="gray_r", vmin=-1, vmax=1)
     ax.set(title=title, xticks=[], yticks=[], frame_on=False)

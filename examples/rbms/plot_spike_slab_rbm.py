@@ -13,8 +13,8 @@ variation along its filter, and a unit that is on allows it.
 # %%
 # Likelihoods
 # -----------
-# The images are 8 pixels high and, without the columns at the border, which
-# are nearly always empty, 6 pixels wide. Pixel values are integers from 0
+# The images are 8 pixels high and, without the column at the left, which is
+# nearly always empty, 7 pixels wide. Pixel values are integers from 0
 # to 16. Uniform noise as wide as the gap between them is added, so that
 # they have a density. The base of both RBMs is the same normal
 # distribution.
@@ -28,14 +28,14 @@ from skebm.partition import AISBracket
 from skebm.training import SGD
 
 rng = np.random.default_rng(0)
-X = load_digits().images[:, :, 1:7].reshape(-1, 48)
+X = load_digits().images[:, :, 1:].reshape(-1, 56)
 X = X + rng.uniform(size=X.shape)
 train, test = X[:1400], X[1400:]
 
 settings = {
     "batch_size": 100,
     "learning_rate": 0.05,
-    "n_iter": 120,
+    "n_iter": 150,
     "optimizer": SGD(schedule="linear"),
     "partition": AISBracket(n_betas=300, n_steps=100),
     "random_state": 0,
@@ -66,12 +66,12 @@ samples = model.sample(24, random_state=0)
 
 
 def tiled(rows, gap):
-    """One picture of images of 8 x 6 pixels, six in a line."""
-    images = rows.reshape(4, 6, 8, 6)
+    """One picture of images of 8 x 7 pixels, six in a line."""
+    images = rows.reshape(4, 6, 8, 7)
     framed = np.pad(
         images, [(0, 0)] * 2 + [(1, 1)] * 2, constant_values=gap
     )
-    return framed.transpose(0, 2, 1, 3).reshape(40, 48)
+    return framed.transpose(0, 2, 1, 3).reshape(40, 54)
 
 
 figure, axes = plt.subplots(1, 2, figsize=(7.5, 2.8))
