@@ -263,7 +263,8 @@ class PValueDisplay:
             ax.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01))
         ax.set(xlabel="level t", ylabel="share of rows with p-value ≤ t")
         ax.spines[["top", "right"]].set_visible(False)
-        ax.legend(loc="lower right", frameon=False, fontsize=SMALL)
+        narrow = {"handlelength": 1.2, "borderaxespad": 0.2}  # right of the curve
+        ax.legend(loc="lower right", frameon=False, fontsize=SMALL, **narrow)
         return self
 
     def _draw_guarantee(self, least: float) -> None:
