@@ -229,6 +229,7 @@ def validate_data(estimator: Any, X: Any, **kwargs: Any) -> Any:
         Further arguments of scikit-learn's function.
     """
     check_container(X)
+    _refuse_series(X)
     X, name = mask_as_missing(X), type(estimator).__name__
     check_kinds(X, name)
     try:
@@ -440,12 +441,23 @@ def check_columns(estimator: Any, X: Any, *, reset: bool, table: bool = True) ->
 
 
 def check_two_dimensions(X: Any) -> None:
-    """Raise scikit-learn's `ValueError` for a Series, a row or a list where a table is expected."""
+    """Raise a `ValueError` for a Series, a row or a list where a table is expected."""
+    _refuse_series(X)
     if hasattr(X, "columns") and len(getattr(X, "shape", (0, 0))) == 2 or sp.issparse(X):
         return
     ndim = X.ndim if hasattr(X, "ndim") else np.asarray(X).ndim
     if ndim < 2:
         check_array(X, dtype=None, ensure_min_samples=0, ensure_all_finite=False)
+
+
+def _refuse_series(X: Any) -> None:
+    """Raise `ValueError` for a Series, of pandas or polars, where a table is expected."""
+    if hasattr(X, "to_frame") and len(getattr(X, "shape", ())) == 1:
+        raise ValueError(
+            "Expected a 2-dimensional container, got a Series: pass X.to_frame() if it is a "
+            "column, X.to_frame().T if it is a row, or, if it is a series in time, make rows of "
+            "it, as by make_pipeline(Windows(), EnergyOutlierDetector())."
+        )
 
 
 def _same_columns(estimator: Any, X: Any) -> bool:

@@ -48,9 +48,18 @@ NEEDED = {
 def check_offers(statistic: Any, estimator: Any) -> None:
     """Raise `TypeError` for an estimator without the method that the statistic needs.
 
-    An estimator of sequences, from which single rows cannot be held out, raises it as well.
+    An estimator of sequences, from which single rows cannot be held out, raises it as well, and so
+    does a pipeline that makes rows of a series.
     """
-    last = estimator.steps[-1][1] if hasattr(estimator, "steps") else estimator
+    steps = [step for _, step in estimator.steps] if hasattr(estimator, "steps") else [estimator]
+    last = steps[-1]
+    series = next((step for step in steps if getattr(step, "_needs_neighbours", False)), None)
+    if series is not None:
+        raise TypeError(
+            f"{type(series).__name__} makes rows of a series, from which no row can be held out "
+            "or changed alone: put it before the detector, as in make_pipeline(Windows(), "
+            "EnergyOutlierDetector(...)), or use SequenceOutlierDetector, which holds out blocks."
+        )
     if "lengths" in inspect.signature(last.fit).parameters:
         raise TypeError(
             f"{type(last).__name__} takes sequences, whose frames are not exchangeable: use "

@@ -287,6 +287,13 @@ def test_any_detector_takes_a_series(detector):
     assert roc_auc_score(labels, -scores) > 0.93
 
 
+@pytest.mark.parametrize("method", ["quantile", "conformal", "cross-conformal"])
+def test_a_detector_holds_no_single_rows_of_a_series_out(method):
+    model = make_pipeline(Windows(24), TractableDensity("gaussian"))
+    with pytest.raises(TypeError, match="Windows makes rows.*put it before.*SequenceOutlierDet"):
+        EnergyOutlierDetector(model, method=method).fit(load())
+
+
 def of_blocks(**kwargs):
     return SequenceOutlierDetector(
         make_pipeline(Windows(24), TractableDensity("gaussian")), random_state=0, **kwargs

@@ -125,6 +125,8 @@ class Windows(DocLinkMixin, TransformerMixin, BaseEstimator):
     Timestamp('2024-01-20 09:00:00')
     """
 
+    # Whether rows are made of other rows, so that none can be left out alone.
+    _needs_neighbours = True
     _parameter_constraints: dict = {
         "lags": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
         "features": [StrOptions({"residuals", "values"})],
