@@ -146,15 +146,20 @@ def class_weights(asked: Any, classes: np.ndarray, rows: Rows) -> tuple[float, .
     return None if np.allclose(found, 1) else tuple(found.tolist())
 
 
+def n_copies_of_labelled(rows: Rows) -> int:
+    """How often a labelled row occurs in an epoch, so that a third of the rows have labels."""
+    assert rows.y is not None
+    n_known = int((rows.y != UNKNOWN).sum())
+    return max(round((len(rows) - n_known) / (2 * n_known)), 1) if n_known else 1
+
+
 def with_copies_of_labelled(rows: Rows) -> Rows:
     """Labelled rows several times with a part of their weight each, where they are few.
 
     Batches then have about one labelled row in three; the means are the same.
     """
     assert rows.y is not None
-    known = rows.y != UNKNOWN
-    n_known = int(known.sum())
-    n_copies = round((len(rows) - n_known) / (2 * n_known)) if n_known else 1
+    known, n_copies = rows.y != UNKNOWN, n_copies_of_labelled(rows)
     if n_copies < 2 or rows.is_mapped:
         return rows
     index = torch.arange(len(rows), device=rows.device)

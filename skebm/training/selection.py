@@ -128,9 +128,9 @@ def paired_gain(new: Tensor, old: Tensor, weight: Tensor | None) -> Gain:
         return Gain(-math.inf, 0.0)
     if not bool(old.isfinite().all()):
         return Gain(math.inf, 0.0)
-    gain = new - old
-    error = weighted_variance(gain, weight) / effective_count(gain, weight)
-    return Gain(float(weighted_mean(gain, weight)), math.sqrt(float(error)))
+    gain, share = new - old, None if weight is None else weight.to(new)
+    error = weighted_variance(gain, share) / effective_count(gain, share)
+    return Gain(float(weighted_mean(gain, share)), math.sqrt(float(error)))
 
 
 def is_kept(found: Gain, of_all_rows: float = 0.0) -> bool:

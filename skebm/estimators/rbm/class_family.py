@@ -17,7 +17,7 @@ from skebm.base.domains import parts_of
 from skebm.distributions import Distribution
 from skebm.energies import ClassRBM, MixedRBM
 from skebm.estimators.base import at_least_two, fraction_of_early_stopping, states_near
-from skebm.estimators.classifiers import with_copies_of_labelled
+from skebm.estimators.classifiers import n_copies_of_labelled, with_copies_of_labelled
 from skebm.estimators.rbm.family import GibbsChains
 from skebm.estimators.rbm.hidden import HIDDEN_BIAS
 from skebm.estimators.rbm.safety import N_HELD_OUT, rbm_log_ratios
@@ -36,8 +36,8 @@ from skebm.training.selection import (
     gain_by_more_rows,
     is_kept,
     most_likely_epoch,
+    n_held_out,
     paired_gain,
-    rows_apart,
     warn_of_base,
 )
 from skebm.training.trials import gains_by_epoch, trial_net
@@ -71,6 +71,8 @@ MOST_IN_TRIALS, N_STEPS_IN_FOLDS, N_FOLDS = 3000, 1000, 3
 # Annealing runs by which p(x) is judged, once in a fit. With 50, whose error of log Z was 2 nats
 # for a table of numbers, a gain of one nat does not count.
 N_JUDGING_CHAINS = 500
+# Rows that judge p(x) in a trial, at least, but a third of few.
+FEWEST_JUDGES = 60
 
 
 @dataclass(frozen=True)
@@ -386,9 +388,12 @@ def p_by_trial(
     The trial is on the other rows, and so is its base; the class probabilities of the fit lose no
     rows.
     """
-    train, held_out = rows_apart(rows, N_HELD_OUT, seed)
-    if not len(held_out):
+    # A third of few rows: by twenty, p(x) was the base or the model by chance.
+    n = n_held_out(len(rows), N_HELD_OUT)
+    if not n:
         return recipe
+    generator = torch.Generator(rows.device).manual_seed(seed)
+    train, held_out = rows.split(max(n, min(FEWEST_JUDGES, len(rows) // 3)), generator)
     trial = replace(recipe, base=base_of(train))
     net = trial_net(
         trial,
@@ -414,7 +419,10 @@ def class_plan(
     rate, size, n_iter = asked_steps(estimator)
     size = min(100, len(rows)) if size == "auto" else int(size)
     if n_iter == "auto":
-        n_batches = math.ceil(len(rows) / size)
+        assert rows.y is not None
+        n_copies = n_copies_of_labelled(rows) - 1
+        n_rows = len(rows) + n_copies * int((rows.y != UNKNOWN).sum())
+        n_batches = math.ceil(n_rows / size)
         n_steps = N_STEPS_IN_FOLDS if takes_folds(estimator, rows) else N_STEPS
         n_iter = max(FEWEST_EPOCHS, math.ceil(n_steps / n_batches))
     if rate == "auto":

@@ -163,8 +163,9 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
     density_ : {"model", "base"}
         What p(x) is: the model, or the base alone. It is the base after discriminative training,
         and if held-out rows gain too little over it: those that early stopping holds out, or a
-        tenth, 500 at most. Of up to 3,000 rows, a trial on the other rows is judged, so that the
-        class probabilities lose none; of more, those rows are left out of the fit.
+        tenth, 500 at most. Of up to 3,000 rows, a trial on the other rows is judged, by 60 rows or
+        a third, so that the class probabilities lose none; of more, those rows are left out of the
+        fit.
     generative_weight_ : float
         :math:`\lambda`.
     base_ : Distribution

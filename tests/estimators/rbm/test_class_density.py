@@ -66,6 +66,18 @@ def test_a_trial_takes_no_rows_from_the_fit(monkeypatch):
     np.testing.assert_array_equal(judged.logits(X), classifier().fit(X, y).logits(X))
 
 
+@pytest.mark.parametrize(("n", "n_judges"), [(30, 10), (120, 40), (300, 60), (1000, 100)])
+def test_few_rows_do_not_judge(n, n_judges, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "skebm.estimators.rbm.class_family.trial_net",
+        lambda recipe, train, held_out, *others, **more: seen.append(len(held_out)),
+    )
+    with pytest.warns(ConvergenceWarning, match=r"p\(x\) is its base"):  # as trials diverge
+        classifier(n_iter=1).fit(*bits(n, copied=True))
+    assert seen == [n_judges]
+
+
 @pytest.mark.parametrize("copied", [True, False])
 def test_of_many_rows_some_are_left_out_of_the_fit(copied, monkeypatch):
     monkeypatch.setattr("skebm.estimators.rbm.class_family.MOST_IN_TRIALS", 299)

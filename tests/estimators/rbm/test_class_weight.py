@@ -121,6 +121,9 @@ def test_a_price_that_is_not_known_well_is_too_large():
     for n, cheap in ((1, False), (100, True)):
         lost = usual.repeat(n)
         assert class_family.is_cheap(lost, torch.zeros_like(lost), None) is cheap
+    ends = torch.cat([usual[:2], torch.tensor([9.0]).double()])
+    counts = torch.tensor([4000.0, 4000.0, 40.0])  # in single precision, as those of rows are
+    assert not class_family.is_cheap(ends, torch.zeros_like(ends), counts)
 
 
 def test_where_all_trials_diverge_the_weight_is_the_usual_one(monkeypatch):
@@ -144,6 +147,12 @@ def test_what_is_asked_for_is_not_chosen(monkeypatch):
     few = RBMClassifier(3, **quick).fit(X[:40], y[:40])
     assert few.generative_weight_ == WEIGHT
     RBMClassifier(3, **quick).partial_fit(X, y)
+
+
+def test_rows_that_occur_twice_choose_a_weight():
+    X, y = clusters()
+    X, y = np.concatenate([X, X[:50]]), np.concatenate([y, y[:50]])
+    assert RBMClassifier(3, **quick).fit(X, y).generative_weight_ in WEIGHTS
 
 
 def test_training_that_goes_on_keeps_its_weight(monkeypatch):
