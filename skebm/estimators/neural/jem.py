@@ -54,6 +54,7 @@ from skebm.estimators.neural.joint_choice import (
     MOST_WORK,
     ClassTrials,
     chosen_by_trials,
+    epochs_of_few_labels,
     labelled_folds,
     work_of_a_pass,
 )
@@ -348,11 +349,12 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
         without noise. Compared are five numbers, each half of the next, until a larger one is
         clearly worse; the largest amounts to about a thousand steps, in at most 100 epochs. Each
         trial leaves out a third of the labelled rows in turn, or a tenth once if there are more
-        than 2,000. With fewer than 30 labelled rows, or less than a third, and with
-        `early_stopping`, it is the largest number, without trials. A costly network has at most
-        1.3e12 multiplications, a minute of a core, but four epochs at least; by default it then has
-        a fourth of the chains, of one step, and three numbers are compared by one trial each. As
-        work is counted and not timed, a seed determines the model.
+        than 2,000. Without trials, with fewer than 30 labelled rows or less than a third, the
+        number amounts to at most five steps for each labelled row; with `early_stopping` it is the
+        largest one. A costly network has at most 1.3e12 multiplications, a minute of a core, but
+        four epochs at least; by default it then has a fourth of the chains, of one step, and three
+        numbers are compared by one trial each. As work is counted and not timed, a seed determines
+        the model.
     <<optimizer>>
     early_stopping : bool or EarlyStopping, default=False
         Stop when the objective on held-out rows no longer improves, and keep the best weights;
@@ -531,7 +533,7 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
         recipe = recipe.with_epochs(min(recipe.plan.n_iter, affordable))
         folds = labelled_folds(rows, generator, together=not recipe.table.discrete)
         if not folds:
-            return recipe
+            return recipe.with_epochs(min(recipe.plan.n_iter, epochs_of_few_labels(recipe, rows)))
         trials = ClassTrials(rows, folds[:1] if costly else folds, seed, self.net_params)
         any_weight = self.generative_weight == "auto"
         return chosen_by_trials(recipe, trials, costly=costly, any_weight=any_weight)

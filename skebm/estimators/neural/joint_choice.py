@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from skebm.base import sampling
+from skebm.estimators.neural.family import FEWEST_PASSES, PASSES_PER_ROW
 from skebm.objectives.joint import UNKNOWN
 from skebm.training.rows import Rows
 from skebm.training.selection import LogRatios, is_kept, paired_gain
@@ -116,6 +117,19 @@ def labelled_folds(rows: Rows, generator: torch.Generator, *, together: bool) ->
     folds = [known[part == number] for number in range(n_parts)]
     folds = [fold for fold in folds if len(fold)]
     return folds if n <= MOST_IN_FOLDS else folds[:1]
+
+
+def epochs_of_few_labels(recipe: NeuralRecipe, rows: Rows) -> int:
+    """Number of epochs, of five steps for each labelled row, after which few are learnt by heart.
+
+    With ten labels among 168 rows (vertebral, ten draws), accuracy was 0.643 with five steps for
+    each, 0.617 with ten and 0.610 with twenty; on digits (four draws) 0.874 with five and 0.889
+    with ten.
+    """
+    assert rows.y is not None
+    n_rows = len(recipe.family.deduplicate(recipe, rows))
+    n_steps = PASSES_PER_ROW * int((rows.y != UNKNOWN).sum())
+    return max(FEWEST_PASSES, round(n_steps / math.ceil(n_rows / recipe.plan.batch_size)))
 
 
 def numbers_of_epochs(most: int, n_compared: int) -> list[int]:

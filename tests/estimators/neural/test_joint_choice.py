@@ -190,6 +190,14 @@ def test_pseudo_labels_move_the_boundary_between_clusters():
     assert model.score(rows, labels) > alone.score(rows, labels) + 0.02
 
 
+def test_few_labels_are_not_learnt_by_heart():
+    rows, labels = make_blobs(300, centers=2, random_state=0)
+    shown = np.where(np.arange(300) < 20, labels, -1)
+    model = JEMClassifier(**quick, unlabeled=-1).fit(rows, shown)
+    # 280 rows, and 20 that are used seven times: 4 batches, of 100 steps.
+    assert model.n_iter_ == 25
+
+
 @full
 def test_a_class_that_is_only_among_rows_without_labels_is_none():
     rows, labels = make_blobs(90, centers=3, random_state=0)
