@@ -191,8 +191,9 @@ def check_container(X: Any) -> None:
             "X is a tensor that requires gradients, which do not pass through an estimator: pass "
             "X.detach()."
         )
-    if isinstance(X, dict) or getattr(getattr(X, "dtype", None), "names", None):
-        what = "a dictionary" if isinstance(X, dict) else "an array of records"
+    is_dict = isinstance(X, dict) and not sp.issparse(X)  # sparse matrices by keys are, too
+    if is_dict or getattr(getattr(X, "dtype", None), "names", None):
+        what = "a dictionary" if is_dict else "an array of records"
         raise ValueError(f"X is {what} of columns: pass pandas.DataFrame(X).")
     if isinstance(X, list | tuple):
         _check_lengths(X)
