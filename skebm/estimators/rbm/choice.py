@@ -93,6 +93,11 @@ class Trial(NamedTuple):
     net: EnergyNet | None = None
     base: Distribution | None = None
 
+    @property
+    def n_epochs(self) -> int:
+        """Epochs after which the weights are those of the trial; 0 where it was lost."""
+        return 0 if self.net is None else self.net.kept_epoch_
+
     def mean(self, weight: Tensor | None) -> float:
         """Mean log-likelihood of rows of weights (n,); minus infinity where it is not finite."""
         return _or_lost(float(weighted_mean(self.log_prob, weight)))
@@ -169,7 +174,8 @@ class ValidationFits:
     def trial(self, chosen: BaseChoice, train: Rows, held_out: Rows, share: float) -> Trial:
         """What held-out rows say after a share of the epochs; all is lost if training diverges.
 
-        A line search is not cut short, as it fits the rows ever more closely, nor is it guarded.
+        A line search is not cut short: it fits the rows ever more closely, and ends where held-out
+        ones have lost.
         """
         if chosen.name not in self.bases:
             train = train.with_own_imputations()
@@ -178,8 +184,10 @@ class ValidationFits:
         recipe = self.plan(base, chosen, train)
         share = 1.0 if recipe.plan.searches else share
         n_iter = math.ceil(share * recipe.plan.n_iter)
-        # As often as in the fit itself: on a tree, an assessment takes as long as a hundred steps.
-        n_times = 0 if recipe.plan.searches else math.ceil(share * N_ASSESSMENTS)
+        # As often as in the fit itself: on a tree, an assessment takes as long as a hundred steps,
+        # and with the exact likelihood as long as an iteration.
+        often = n_iter / 10 if recipe.plan.searches else share * N_ASSESSMENTS
+        n_times = math.ceil(often)
         net = self._net(recipe, train, held_out, n_iter, n_times)
         if net is None:
             return lost(len(held_out))

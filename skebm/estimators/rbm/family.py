@@ -485,6 +485,8 @@ def design_recipe(
         first = chosen
         if found.guard_seed is not None:
             return replace(found, trial=trial)
+        if found.plan.searches:
+            return found.with_epochs(trial.n_epochs)
     if not found.family.by_halves:
         return found
     return trials.by_halves(found, first, rows, given=asked_steps(estimator).n_iter != "auto")
