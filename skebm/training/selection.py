@@ -196,8 +196,6 @@ def epochs_by_halves(
     rows: Rows,
     generator: torch.Generator,
     most: int,
-    *,
-    given: bool = False,
 ) -> int:
     """Number of epochs after which models of one half of few rows are best for the other half.
 
@@ -214,31 +212,13 @@ def epochs_by_halves(
         Draws the halves.
     most : int
         Epochs of a fit that nothing ends.
-    given : bool
-        Whether this number was asked for. It is then taken unless the other halves are less likely
-        after it than under the base, by two standard errors, or clearly less than earlier on.
     """
     halves = rows.split(len(rows) // 2, generator)
     curves = [gains(*halves), gains(*halves[::-1])]
-    if given and not all(curves):
-        return most  # which diverges as the halves do, and says so
-    if given and all(most in curve for curve in curves):
-        end = mean_gain([curve[most] for curve in curves])
-        if end.gain >= -2 * end.error:
-            return most
     best = most_likely_epoch(curves)
     if best is None or not is_kept(best[1]):
         return 0
-    if best[0] == min(map(max, curves)):
-        return most
-    if given:
-        warn(
-            f"Training ends after {best[0]} of {most} epochs: after more, models of one half of "
-            f"the {len(rows)} rows make the other half clearly less likely.",
-            TrainingWarning,
-            ("Lower n_iter or learning_rate.", "n_iter", "learning_rate"),
-        )
-    return best[0]
+    return most if best[0] == min(map(max, curves)) else best[0]
 
 
 def rows_apart(rows: Rows, most: int, seed: int) -> tuple[Rows, Rows]:

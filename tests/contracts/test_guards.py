@@ -86,7 +86,7 @@ def loss_against_base(model, x):
     ("n", "given"),
     [
         (300, {"learning_rate": 1.0, "batch_size": 5, "n_iter": 3}),
-        (100, {"learning_rate": 1.0, "batch_size": 5, "n_iter": 30}),
+        (100, {"learning_rate": 1.0, "learning": "pcd"}),
         (30, {"learning": "exact"}),
         only_full(300, {"learning": "exact"}),
         only_full(300, {"learning_rate": 1.0, "n_iter": 30}),

@@ -80,3 +80,10 @@ def test_the_gain_of_a_pass_is_that_of_the_last_ones():
     history = [{"gain_over_base": 1.0}, {}, {"gain_over_base": 2.0}, {"gain_over_base": 2.5}, {}]
     assert gain_of_a_pass(history) == pytest.approx(0.5)
     assert gain_of_a_pass(history[:2]) is None
+
+
+@pytest.mark.filterwarnings("ignore::skebm.base.TrainingWarning")
+def test_in_a_second_nothing_is_compared():
+    model = RBMEstimator(optimizer=SGD(max_time=0.2), learning="pcd", random_state=0).fit(BITS)
+    assert (model.base_name_, model.n_components_) == ("independent", 256)
+    assert np.isfinite(model.score(BITS))

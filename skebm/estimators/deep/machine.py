@@ -49,7 +49,6 @@ from skebm.estimators.tables.table import Table, fit_table_base, learn_columns
 from skebm.objectives import Centering, Penalty
 from skebm.samplers import FromData, Gibbs, Persistent
 from skebm.training import SGD, EarlyStopping
-from skebm.training.plan import asked_steps
 from skebm.training.rows import Rows
 
 if TYPE_CHECKING:
@@ -189,7 +188,7 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
     whatever else is set. A tenth of the rows, at most 500, is then not trained on. Twenty times
     during a fit, their bound, with log Z estimated by annealing, is compared with the base. `fit`
     does not keep weights that are clearly worse than earlier ones, or worse than the base. With
-    fewer rows, models of the two halves determine the number of epochs, or check one that is given.
+    fewer rows, models of the two halves determine the number of epochs if `n_iter` is ``"auto"``.
 
     In training, missing entries are drawn by Gibbs steps given the known ones. For new rows, the
     likelihood of the known entries is estimated by annealing; it is low on average.
@@ -300,7 +299,6 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
             seed = last.family.seed
             new = design_deep(self, table, layers, last.base, rows, seed, streaming=streaming)
             both = new.family.rbm.by_halves and last.family.rbm.by_halves
-            both &= asked_steps(self).n_iter == "auto"
             return new.with_epochs(last.plan.n_iter) if both else new
 
         seed = draw_seed(self.random_state_)
@@ -318,7 +316,7 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
             return found
         generator = torch.Generator(rows.device).manual_seed(draw_seed(self.random_state_))
         trials = ValidationFits(base_of, plan, generator, self.net_params)
-        return trials.by_halves(found, chosen, rows, given=asked_steps(self).n_iter != "auto")
+        return trials.by_halves(found, chosen, rows)
 
     @property
     def _n_features_out(self) -> int:

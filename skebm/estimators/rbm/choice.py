@@ -203,11 +203,11 @@ class ValidationFits:
         n_by_halves = n_iter if recipe.plan.searches else min(10, recipe.n_assessments)
         return until_loss(gains_by_epoch(self._net(recipe, train, held_out, n_iter, n_by_halves)))
 
-    def by_halves(self, recipe: Any, chosen: BaseChoice, rows: Rows, *, given: bool) -> Any:
-        """The recipe with the number of epochs that halves choose, or check if it was `given`."""
+    def by_halves(self, recipe: Any, chosen: BaseChoice, rows: Rows) -> Any:
+        """The recipe with the number of epochs that halves choose."""
         most = recipe.plan.n_iter
         gains = functools.partial(self.gains, chosen, most)
-        return recipe.with_epochs(epochs_by_halves(gains, rows, self.generator, most, given=given))
+        return recipe.with_epochs(epochs_by_halves(gains, rows, self.generator, most))
 
     def _net(
         self, recipe: Any, train: Rows, held_out: Rows, n_iter: int, n_times: int

@@ -196,7 +196,8 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
         be searched over by ``penalty__<name>``. See :class:`skebm.objectives.Penalty`.
     optimizer : SGD or None, default=None
         Momentum, learning rate schedule, weight averaging, roll-backs and `max_time`; None is
-        :class:`skebm.training.SGD` with its default settings.
+        :class:`skebm.training.SGD` with its default settings. With a `max_time` below a minute,
+        base and hidden units are not chosen: they are independent columns, and 256.
     aim : {"auto", "density", "features"}, default="auto"
         What the model is for, which decides what ``"auto"`` is for other parameters. For features
         the base is independent columns, there are 256 hidden units, and training takes 10 epochs,
@@ -295,17 +296,17 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
 
     Notes
     -----
-    **Held-out rows guard the training** if there are 200 rows or more, whatever else is set. A
-    tenth of the rows, at most 500, is then not trained on (those of `early_stopping` if that is
-    set, which judge the end alone). Twenty times during a fit, less often if `learning_rate` or
-    `batch_size` is given and there are few steps, the log-likelihood ratio of these rows to the
-    base is estimated by annealing from the base and from the uniform distribution
-    (``gain_over_base`` and ``gain_error`` in `history_`). Annealing finds modes that chains near
-    the data never visit; up to half of the chains continue from the annealed rows. After a loss of
-    more than half a nat, training continues from the best weights at half the learning rate. `fit`
-    does not keep weights that are clearly worse than earlier ones. The model is its base, with a
-    `TrainingWarning`, if these rows gain less by it than a base of all rows is expected to, plus
-    half a standard error.
+    **Held-out rows guard the training** if there are 200 rows or more and steps are stochastic,
+    whatever else is set. A tenth of the rows, at most 500, is then not trained on (those of
+    `early_stopping` if that is set, which judge the end alone). Twenty times during a fit, less
+    often if `learning_rate` or `batch_size` is given and there are few steps, the log-likelihood
+    ratio of these rows to the base is estimated by annealing from the base and from the uniform
+    distribution (``gain_over_base`` and ``gain_error`` in `history_`). Annealing finds modes that
+    chains near the data never visit; up to half of the chains continue from the annealed rows.
+    After a loss of more than half a nat, training continues from the best weights at half the
+    learning rate. `fit` does not keep weights that are clearly worse than earlier ones. The model
+    is its base, with a `TrainingWarning`, if these rows gain less by it than a base of all rows is
+    expected to, plus half a standard error.
 
     **Held-out rows choose** the base, the number of hidden units and, where the likelihood is exact
     for few hidden units, between it and PCD, if these, `learning_rate` and `batch_size` are
@@ -321,13 +322,13 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
     rises at the end, from the third to the last quarter, a `TrainingWarning` says by how much.
 
     **With fewer rows**, but at least 8, and with L-BFGS, halves of the rows determine the number of
-    epochs instead. A model of each half is trained first, and is assessed on the other half after
-    ten of the epochs (after each iteration of L-BFGS). The fit then ends after the one of these at
-    which the other halves were most likely on average. If they never gain more over the base than
-    half a standard error, the model is the base alone, with a `TrainingWarning`. A number `n_iter`
-    that is given is kept unless the halves are clearly less likely after it. Rows with weights,
-    which may be states with their counts, do not choose the iterations of L-BFGS. Nothing guards
-    `partial_fit`, whose rows may not come again.
+    epochs instead, if `n_iter` is ``"auto"``. A model of each half is trained first, and is
+    assessed on the other half after ten of the epochs (after each iteration of L-BFGS). The fit
+    then ends after the one of these at which the other halves were most likely on average. If they
+    never gain more over the base than half a standard error, the model is the base alone, with a
+    `TrainingWarning`. Rows of different weights, which may be states with their counts, do not
+    choose the iterations of L-BFGS. Nothing guards `partial_fit`, whose rows may not come again,
+    nor an `n_iter` that is given with fewer than 200 rows or with L-BFGS.
 
     Real values in [0, 1] are interpreted as probabilities of bits. Such rows have a free energy but
     no likelihood: as F is concave, `score_samples` gives a lower bound on the mean log-likelihood

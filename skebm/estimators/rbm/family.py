@@ -87,6 +87,8 @@ REWEIGHTED_CHAINS = 500
 # Epochs at most, by default, where nothing guards against overfitting; and products of a row with
 # the weights, in multiplications, that all steps may take: a minute on one core.
 MOST_EPOCHS, MOST_WORK = 500, 2e11
+# Seconds of training from on which trials, which take several times as long, choose the base.
+ENOUGH_TIME = 60
 # Steps at most while held-out rows gain.
 MOST_STEPS = 8 * ENOUGH_STEPS
 # Multiplications that take as long as a hidden unit under a changed column, a softplus and its
@@ -174,8 +176,8 @@ class RBMFamily(Family, JointModel):
     short : bool
         Whether `n_iter` was given and makes fewer steps than are enough for small weights.
     by_halves : bool
-        Whether halves of the rows choose the number of epochs, or check the one that was given,
-        instead of some that guard the training. They do if there are few rows, or a line search.
+        Whether halves of the rows choose the number of epochs, instead of some that guard the
+        training. They do if it is ``"auto"`` and there are few rows, or a line search.
     streaming : bool
         Whether the settings are those of `partial_fit`.
     aim : {"density", "features"}
@@ -275,7 +277,7 @@ class RBMFamily(Family, JointModel):
     def set_to_base(self, recipe: Any, net: EnergyNet, rows: Rows) -> RBMFamily:
         """The initial model on its base, with weights so small that the two are equal."""
         # Not of zero, from which all units would learn the same if training went on.
-        share = 0.01
+        share = 0.1
         generator = torch.Generator(rows.device).manual_seed(net.seed_)
         net.replace(self.objective(recipe, generator))
         energy: Any = net.module_.energy
@@ -489,7 +491,7 @@ def design_recipe(
             return found.with_epochs(trial.n_epochs)
     if not found.family.by_halves:
         return found
-    return trials.by_halves(found, first, rows, given=asked_steps(estimator).n_iter != "auto")
+    return trials.by_halves(found, first, rows)
 
 
 def choice_before_trials(estimator: Any, base: str | None, aim: str) -> BaseChoice:
@@ -506,15 +508,15 @@ def alternatives(
 ) -> tuple[Sequence[str | None], Sequence[int], Sequence[str]]:
     """Bases, numbers of hidden units and rules among which rows choose; one of each if they do not.
 
-    Sizes are not compared where 10,000 steps would take too long, as trials would, too; nor are
-    bases where the likelihood is exact, with which hidden units learn what a tree models. PCD,
+    Sizes are not compared where 10,000 steps would take too long, as trials would, too; nothing is
+    compared in less than a minute; nor are bases where the likelihood is exact, with which hidden units learn what a tree models. PCD,
     which held-out rows guard, is another rule there: the exact maximum may fit few rows too well.
     """
     name, family = first.base_name, first.family
     compares = family.aim == "density" and not family.streaming and len(rows) >= FEWEST_ROWS
-    if not compares or not steps_are_ours(estimator):
-        return [name], [family.n_hidden], ["auto"]
     plan, searches = first.plan, first.plan.searches and not family.short
+    if not compares or not steps_are_ours(estimator) or plan.max_time < ENOUGH_TIME:
+        return [name], [family.n_hidden], ["auto"]
     long = searches or plan.n_batches(rows.n_table) >= ENOUGH_STEPS
     sizes = N_HIDDEN if estimator.n_components == "auto" and long else (family.n_hidden,)
     of_file, given = rows.n_table > len(rows), estimator._hidden.base(estimator.base)
@@ -560,7 +562,6 @@ def _going_on(
         guard_seed=last.guard_seed,
     )
     by_halves = new.family.by_halves and last.family.by_halves
-    by_halves &= asked_steps(estimator).n_iter == "auto"
     return new.with_epochs(last.plan.n_iter) if by_halves else new
 
 
@@ -775,9 +776,9 @@ def _numbers_of_epochs(
 
 
 def takes_halves(estimator: Any, rows: Rows, *, line_search: bool) -> bool:
-    """Whether halves of the rows choose the number of epochs, or check the one that was given."""
+    """Whether halves of the rows choose the number of epochs, which none is asked for."""
     validated = fraction_of_early_stopping(estimator.early_stopping) is not None
-    if validated or asked_steps(estimator).n_iter == 0 or len(rows) < FEWEST_IN_HALVES:
+    if validated or asked_steps(estimator).n_iter != "auto" or len(rows) < FEWEST_IN_HALVES:
         return False
     if not line_search:
         return len(rows) < FEWEST_ROWS
