@@ -51,7 +51,7 @@ def log_bands(X):
 # same units: the columns are not standardised. The sum has a log Z of its
 # own, and any sampler takes it. The chains start at rows of the ring.
 
-network = MLP(n_frequencies=32)
+network = MLP((64, 64))
 settings = {"noise": "gaussian", "noise_ratio": 4, "random_state": 0}
 first = NCEDensity(network, standardize=False, **settings).fit(ring)
 second = NCEDensity(network, standardize=False, **settings).fit(bands)
