@@ -509,8 +509,9 @@ def alternatives(
     """Bases, numbers of hidden units and rules among which rows choose; one of each if they do not.
 
     Sizes are not compared where 10,000 steps would take too long, as trials would, too; nothing is
-    compared in less than a minute; nor are bases where the likelihood is exact, with which hidden units learn what a tree models. PCD,
-    which held-out rows guard, is another rule there: the exact maximum may fit few rows too well.
+    compared in less than a minute; nor are bases where the likelihood is exact, with which hidden
+    units learn what a tree models. PCD, which held-out rows guard, is another rule there: the exact
+    maximum may fit few rows too well.
     """
     name, family = first.base_name, first.family
     compares = family.aim == "density" and not family.streaming and len(rows) >= FEWEST_ROWS
