@@ -177,7 +177,7 @@ class Hybrid(BaseEstimator):
         assign_parameters(self, locals())
 
 
-class Blur(NamedTuple):
+class NormalNoise(NamedTuple):
     """An augmentation by normal noise of standard deviations `sigma`, and then by another one."""
 
     sigma: Tensor
@@ -240,8 +240,8 @@ class JointRule(ChainRule):
         """The classifier alone, on rows with the noise that those of the likelihood have."""
         noise, settings = recipe.family.sigma, clone(self.settings)
         if settings.noisy and noise is not None:
-            blur = Blur(noise.view(recipe.table.image_shape or noise.shape), settings.augmentation)
-            settings.set_params(augmentation=blur)
+            sigma = noise.view(recipe.table.image_shape or noise.shape)
+            settings.set_params(augmentation=NormalNoise(sigma, settings.augmentation))
         return replace(self, generative_weight=0.0, settings=settings)
 
     def network(self, config: Any, spec: Spec) -> nn.Module:

@@ -833,7 +833,8 @@ def _rule(
     There is no exact rule for other units than bits, and none without chains for real ones.
     """
     learning, chains = estimator.learning, estimator.chains
-    learning = chosen.learning if learning == "auto" else learning
+    if learning == "auto" and not isinstance(chains, FromData):
+        learning = chosen.learning
     if not isinstance(chains, Persistent | FromData | None):
         raise ValueError(f"chains={chains!r}: an RBM takes Persistent (PCD) or FromData (CD).")
     cost = math.inf

@@ -58,7 +58,8 @@ class MixtureBase(BaseEstimator):
     ----------
     n_components : int or "auto", default="auto"
         Number of components. ``"auto"`` is one per hundred rows, at most 40 (128 for few columns),
-        and fewer if EM would take long (one for 60,000 images of 28 x 28).
+        and fewer if EM would take long (one for 60,000 images of 28 x 28). If there are two or
+        more, a broad one of the weight of one row joins them.
 
     Examples
     --------

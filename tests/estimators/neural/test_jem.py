@@ -110,7 +110,8 @@ def test_rows_without_labels_help():
     rows, labels = make_blobs(300, centers=[[-3, 0], [3, 0]], cluster_std=0.5, random_state=0)
     shown = np.full(300, -1)
     shown[[np.flatnonzero(labels == 0)[0], np.flatnonzero(labels == 1)[0]]] = 0, 1
-    kind = {"generative_weight": 1.0, "objective": Hybrid(noisy=False), "unlabeled": -1}
+    objective = Hybrid(noisy=False, unlabeled_weight=0.0)  # by p(x) alone
+    kind = {"generative_weight": 1.0, "objective": objective, "unlabeled": -1}
     model = JEMClassifier(**small | {"n_iter": 40} | kind).fit(rows, shown)
     assert model.classes_.tolist() == [0, 1]
     plain = JEMClassifier(**small | {"n_iter": 40}, generative_weight=0.0)

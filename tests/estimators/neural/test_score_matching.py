@@ -248,9 +248,10 @@ def test_a_density_without_a_base_inside_bounds():
 
 @pytest.mark.parametrize("objective", leading(1, ["exact", "denoising"]))
 def test_early_stopping_keeps_the_best_weights(objective):
-    rows = np.random.default_rng(0).normal(size=(40, 4))  # too few: it must overfit
+    rows = two_modes(60)  # too few: it must overfit
     stopping = EarlyStopping(validation_fraction=0.3, n_iter_no_change=5)
-    model = density(objective, n_iter=300, early_stopping=stopping).fit(rows)
+    kind = {"base": "gaussian", "n_iter": 300, "early_stopping": stopping}
+    model = density(objective, **kind).fit(rows)
     assert model.n_iter_ < 300
     losses = [row["valid_loss"] for row in model.history_]
     net = model.net_
@@ -325,7 +326,7 @@ def test_settings_are_set_on_what_a_default_stands_for():
     assert twin.get_params()["optimizer__averaging"] == 0.5
     twin.fit(X)
     assert [layer.out_features for layer in twin.energy_.network.layers] == [5]
-    assert len(twin.base_.weights) == 2
+    assert len(twin.base_.weights) == 3  # with a broad one
     assert twin.net_.averaging == 0.5
     assert twin.net_.patience == 4
     assert twin.sampler_.n_leapfrog == 3
@@ -783,7 +784,7 @@ def test_a_mixture_is_a_base():
 def test_the_number_of_components_of_a_mixture():
     rows = two_modes(200)
     for base, n in ((MixtureBase(3), 3), (MixtureBase(), 2), ("mixture", 2)):
-        assert len(density(base=base, n_iter=0).fit(rows).base_.weights) == n
+        assert len(density(base=base, n_iter=0).fit(rows).base_.weights) == n + 1  # a broad one
 
 
 def test_a_mixture_of_many_columns_has_few_components(monkeypatch):
@@ -794,9 +795,9 @@ def test_a_mixture_of_many_columns_has_few_components(monkeypatch):
         model = ScoreMatchingDensity(base="mixture", n_iter=0, partition=None, random_state=0)
         return len(model.fit(rows).base_.weights)
 
-    assert count() == 4  # one for every hundred rows
+    assert count() == 4 + 1  # one for every hundred rows, and a broad one
     monkeypatch.setattr("skebm.estimators.tables.bases.MOST_WORK", 2.5 * 400 * 5**2)
-    assert count() == 2
+    assert count() == 2 + 1
     monkeypatch.setattr("skebm.estimators.tables.bases.MOST_WORK", 1.0)
     assert count() == 1
 

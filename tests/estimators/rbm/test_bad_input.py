@@ -64,7 +64,7 @@ def with_value(value, table=X):
         pytest.param(
             pd.DataFrame({"a": [0, 1], "b": ["x", "y"]}), "could not convert", id="mixed frame"
         ),
-        pytest.param([[0, 1], [0]], "inhomogeneous|sequence", id="ragged"),
+        pytest.param([[0, 1], [0]], "one length", id="ragged"),
     ],
 )
 def test_unusable_rows(model, bad, message):
