@@ -136,8 +136,9 @@ def trial_of(recipe: Any, net: EnergyNet, held_out: Rows, generator: torch.Gener
         except SamplingError:
             return math.inf
 
-    # Chains from rows that the base has completed say little of log Z.
-    known = held_out.known is None and math.isfinite(log_z)
+    # Exact ratios have none that may be larger, and chains from rows that the base has completed
+    # say little of log Z.
+    known = found.log_z is not None and held_out.known is None and math.isfinite(log_z)
     more = excess if known else (lambda: 0.0)
     return Trial(log_prob, found.log_z_error, more, net, recipe.base)
 

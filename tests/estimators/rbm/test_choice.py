@@ -223,23 +223,24 @@ def pairs_of_bits(n, seed=0):
     return (x ^ (random.random(x.shape) < 0.05)).astype(float)
 
 
-@pytest.mark.parametrize(("n", "learning"), [only_full(6000, "exact"), (300, "pcd")])
-def test_what_is_costed_is_what_is_tried(n, learning, monkeypatch):
-    """The exact rule for those numbers of units for which it is cheap, unless it overfits."""
+@pytest.mark.parametrize("n", [only_full(6000), 300])
+def test_what_is_costed_is_what_is_tried(n, monkeypatch):
+    """The exact rule for those numbers of units for which it is cheap, for as long as it gains."""
     monkeypatch.setattr("skebm.estimators.rbm.family.CHEAP_COST", 3e4)
     monkeypatch.setattr("skebm.estimators.rbm.family.ENOUGH_STEPS", 400)
     x, test = pairs_of_bits(n), pairs_of_bits(4000, seed=1)
     model = RBMEstimator(random_state=0).fit(x)
     assert "independent 64: " in model.base_reason_
     assert "independent 64 by pcd: " in model.base_reason_
-    assert model._recipe.family.learning == learning
-    assert (model.net_.held_out_ is None) == (learning == "exact")
+    assert model._recipe.family.learning == "exact"
+    assert model.net_.held_out_ is None
+    assert 0 < model.n_iter_ < 500
     assert model._recipe.trial is None
     exact = RBMEstimator(64, random_state=0).fit(x)
     assert exact._recipe.family.learning == "exact"
-    assert model.score(test) > exact.score(test) - 0.02
+    assert model.score(test) > exact.score(test) - 0.05
     model.set_params(warm_start=True, n_iter=1).fit(x)
-    assert model._recipe.family.learning == learning
+    assert model._recipe.family.learning == "exact"
 
 
 def exact_mean(energy, x):

@@ -228,14 +228,14 @@ def test_penalties_reach_the_weights():
 @full
 def test_the_exact_minimum_under_a_penalty():
     """By full batches, the penalised gradient vanishes."""
-    X = bars(200, 0, k=2)
+    X = bars(199, 0, k=2)  # of more, some guard
     model = RBMEstimator(
         2,
         learning="pseudo_likelihood",
         base="independent",
         penalty=Penalty(l2=0.05),
         learning_rate=0.2,
-        batch_size=200,
+        batch_size=199,
         n_iter=1000,
         dtype="float64",
         random_state=0,

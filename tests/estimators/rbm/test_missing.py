@@ -83,7 +83,8 @@ def test_annealing_is_within_its_error(model, monkeypatch):
     found = model.log_marginal(X)
     assert not found.exact.any()
     assert 0 < found.std_error.max() < 0.2
-    z = (found.log_prob - marginals_of(model, X)) / np.maximum(found.std_error, 1e-6)
+    # A model that is nearly its base has errors below the rounding of single precision.
+    z = (found.log_prob - marginals_of(model, X)) / np.maximum(found.std_error, 1e-5)
     assert np.abs(z).max() < 6
     assert np.sqrt((z**2).mean()) < 1.3
 

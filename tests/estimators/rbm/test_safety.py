@@ -424,11 +424,12 @@ def overfitted(**options):
 
 @full
 def test_overfitting_ends_at_the_base():
-    with pytest.warns(ConvergenceWarning, match="no more likely than (under|by) the base"):
-        model, gain = overfitted(n_iter=60)
+    with pytest.warns(ConvergenceWarning, match="n_iter"):
+        _, gain = overfitted(n_iter=60)
     assert gain > -0.05
-    _, unguarded = overfitted(n_iter=60, learning_rate=0.1)
-    assert unguarded < -1
+    with pytest.warns(ConvergenceWarning, match="no more likely than (under|by) the base"):
+        _, gain = overfitted(n_iter=60, learning_rate=0.1)  # which removes no guard
+    assert gain > -0.05
 
 
 @full

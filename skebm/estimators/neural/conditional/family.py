@@ -44,8 +44,9 @@ BASES = ("linear", "residuals", "mixture")
 # Numbers of components of a mixture; rows for each, at least; how many numbers in a row may be
 # worse; and columns, at most.
 COMPONENTS, ROWS_PER_COMPONENT, MOST_WORSE, MOST_COLUMNS = (1, 2, 3, 5, 8, 16, 32, 64), 20, 2, 100
-# Rows from which on a fifth chooses the base, and rows to which mixtures are fitted, at most.
-FEWEST_TO_CHOOSE, MOST_ROWS = 50, 20_000
+# Rows from which on a fifth chooses the base, below which three fifths do, and rows to which
+# mixtures are fitted, at most.
+FEWEST_TO_CHOOSE, FEW_ROWS, MOST_ROWS = 50, 1000, 20_000
 # Rows that guard the training, at most.
 N_HELD_OUT = 200
 # Chains of a row, and temperatures, by which held-out rows assess a model.
@@ -217,8 +218,9 @@ def fit_conditional_base(
     """The base of rows (c, u) and its name.
 
     The number of components, and with ``"auto"`` the kind, are those under which a left-out fifth
-    of the rows is most likely; the base is then fitted to all rows. ``"auto"`` excludes mixtures of
-    more than 100 columns, and with fewer than 50 rows there is one component.
+    of the rows is most likely, or three of less than 1,000 rows; the base is then fitted to all.
+    ``"auto"`` excludes mixtures of more than 100 columns, and with fewer than 50 rows there is one
+    component.
     """
     generator = torch.Generator(rows.device).manual_seed(seed)
     index = torch.randperm(len(rows), generator=generator, device=rows.device)[:MOST_ROWS]
@@ -229,19 +231,30 @@ def fit_conditional_base(
     n_out = len(x) // 5
     if len(x) < FEWEST_TO_CHOOSE:
         return _fit_named(names[0], 1, x, w, n_given, seed), names[0]
+    # Several fifths of few rows: one chose three components or eight by chance.
+    parts = [slice(k * n_out, (k + 1) * n_out) for k in range(3 if len(x) < FEW_ROWS else 1)]
     best = (-math.inf, names[0], 1)
     for name in names:
         own, worse = -math.inf, 0
         for k in COMPONENTS[: 1 if name == "linear" else None]:
             if worse == MOST_WORSE or (k > 1 and k * ROWS_PER_COMPONENT > len(x)):
                 break
-            found = _fit_named(name, k, x[n_out:], w[n_out:], n_given, seed)
-            given = found.given(x[:n_out, :n_given])
-            value = float(weighted_mean(given.log_prob(x[:n_out, n_given:]), w[:n_out]))
+            value = sum(_left_out(name, k, x, w, n_given, seed, part) for part in parts)
             worse, own = (worse + 1, own) if value <= own else (0, value)
             best = max(best, (value, name, k), key=lambda one: one[0])
     _, name, k = best
     return _fit_named(name, k, x, w, n_given, seed), name
+
+
+def _left_out(
+    name: str, k: int, x: Tensor, weight: Tensor, n_given: int, seed: int, part: slice
+) -> float:
+    """Mean log-likelihood of some rows (c, u) under a base that is fitted to the others."""
+    number = torch.arange(len(x), device=x.device)
+    fitted = torch.cat([number[: part.start], number[part.stop :]])
+    base = _fit_named(name, k, x[fitted], weight[fitted], n_given, seed)
+    given = base.given(x[part, :n_given])
+    return float(weighted_mean(given.log_prob(x[part, n_given:]), weight[part]))
 
 
 def _columns_of(name: str, x: Tensor, n_given: int) -> int:
