@@ -217,6 +217,7 @@ ORDER = {
     "EnergyOutlierDetector": 1.0,
     "EnergyOutlierDetector-conformal": 0.6,
     "RBMEstimator": 0.2,
+    ("RBMEstimator", "missing"): 0.3,  # whose entries are drawn as well
     "SpikeSlabRBM": 0.2,
     "SubspaceRBM": 0.3,
     "DeepBoltzmannMachine": 0.1,
