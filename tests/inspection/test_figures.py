@@ -110,15 +110,13 @@ def texts_of(figure):
     return of_axes, boxes(every)
 
 
-@pytest.mark.parametrize("style", ["gallery", pytest.param("defaults", marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", DISPLAYS)
-def test_texts_are_whole_and_do_not_collide(name, style):
+def test_texts_are_whole_and_do_not_collide(name):
     import matplotlib
     import matplotlib.pyplot as plt
 
     with matplotlib.rc_context():
-        if style == "gallery":
-            use_style({}, None)
+        use_style({}, None)
         figure = DISPLAYS[name]().plot().figure_
         figure.canvas.draw()
         ticks, others = texts_of(figure)
