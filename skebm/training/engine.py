@@ -478,7 +478,6 @@ class EnergyNet(NeuralNet):
         self.averaged_: dict[str, float] = {}  # of their average
         self.least_: dict[str, float] = {}  # losses
         self.note_: Notice | None = None
-        self.has_lost_ = False  # as a line search does that fits the rows ever more closely
         self.kept_epoch_ = 0  # after which the weights are those that training ended with
         modes = TorchModes.current()
         self.first_: list[Tensor] = []
@@ -628,7 +627,7 @@ class EnergyNet(NeuralNet):
         self.group_.meet(f"epoch {n_epochs + 1}")
         if self.guard_.is_exhausted(n_epochs, self.n_before_, self.max_epochs, n_batches):
             raise NoFurtherGainError
-        if self.has_lost_ or n_epochs > self.n_before_ and self.clock_.is_over():
+        if n_epochs > self.n_before_ and self.clock_.is_over():
             raise NoFurtherGainError
         super().on_epoch_begin(net, dataset_train, dataset_valid, **kwargs)
 
@@ -771,20 +770,15 @@ class EnergyNet(NeuralNet):
     def _mend(self) -> None:
         """Go on from the best weights with half the rate if held-out rows have lost much.
 
-        A line search, which has no rate, ends instead. Not after the last epoch:
-        :meth:`_return_to_best` judges the end.
+        Not after the last epoch: :meth:`_return_to_best` judges the end.
         """
         best, done = self.guard_.clearly_better(), len(self.history) - self.n_before_
         if best is None or not self.guard_.seldom or done == self.max_epochs:
             return
-        if best.gain - self.guard_.shown["gain_over_base"] <= MOST_LOST:
-            return
-        if searches_steps(self.optimizer_):
-            self.has_lost_ = True
-            return
-        copy_weights(best.weights, weights_of(self.module_))
-        self.average_.restart()
-        self._halve_rate()
+        if best.gain - self.guard_.shown["gain_over_base"] > MOST_LOST:
+            copy_weights(best.weights, weights_of(self.module_))
+            self.average_.restart()
+            self._halve_rate()
 
     def _keep_sound(
         self, weights: list[Tensor], state: Any, monitored: Batch, before: dict[str, float]

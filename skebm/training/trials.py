@@ -40,7 +40,7 @@ def trial_net(
         What they assess.
     generator : torch.Generator
     n_iter, n_times : int
-        Epochs, and assessments after the one at the start; without any, no rows guard the training.
+        Epochs, and assessments after the one at the start.
     net_params : dict or None
         Arguments of the net that users gave; those of the optimizer take effect.
     """
@@ -53,8 +53,7 @@ def trial_net(
     rows = rows.with_own_imputations()
     try:
         held_out = recipe.family.complete_copies(recipe, held_out, generator)
-        if n_times:
-            net.hold_out(held_out, log_ratios, n_times)
+        net.hold_out(held_out, log_ratios, n_times)
         recipe.family.initialise(recipe, net.module_.energy, rows)
         net.partial_fit(recipe.family.deduplicate(recipe, rows))
     except (DivergenceError, SamplingError):

@@ -176,7 +176,7 @@ class ValidationFits:
         """What held-out rows say after a share of the epochs; all is lost if training diverges.
 
         A line search is not cut short: it fits the rows ever more closely, and ends where held-out
-        ones have lost.
+        ones no longer gain.
         """
         if chosen.name not in self.bases:
             train = train.with_own_imputations()
@@ -188,8 +188,7 @@ class ValidationFits:
         # As often as in the fit itself: on a tree, an assessment takes as long as a hundred steps,
         # and with the exact likelihood as long as an iteration.
         often = n_iter / 10 if recipe.plan.searches else share * N_ASSESSMENTS
-        n_times = math.ceil(often)
-        net = self._net(recipe, train, held_out, n_iter, n_times)
+        net = self._net(recipe, train, held_out, n_iter, math.ceil(often))
         if net is None:
             return lost(len(held_out))
         return trial_of(recipe, net, held_out, self.generator)
