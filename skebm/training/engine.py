@@ -762,7 +762,9 @@ class EnergyNet(NeuralNet):
             copy_weights(kept, weights)
 
     def _gain_by_monitor(self, rows: Rows) -> Gain | None:
-        """Gain of rows over the base by the objective's monitor; None without a base."""
+        """Gain of rows over the base by the objective's monitor; None without a base or a step."""
+        if self.state_ is None:
+            return None
         logs = self._monitor(Batches(rows, len(rows), None).monitoring_batch)
         gain = logs.get("gain_over_base")
         return None if gain is None else Gain(gain, logs["gain_error"])

@@ -171,7 +171,7 @@ CASES = {
             **subspaces, learning="exact", learning_rate=0.05, visible="bernoulli", features="all"
         ),
         "early_stopping": SubspaceRBM(
-            **subspaces, learning="pcd", base="chow-liu", early_stopping=True
+            **subspaces | {"n_iter": 20}, learning="pcd", base="chow-liu", early_stopping=True
         ),
         "pseudo_likelihood": SubspaceRBM(
             **subspaces,
@@ -1479,7 +1479,9 @@ def test_warm_start_goes_on(case):
     X, model = data(case), clone(case).set_params(warm_start=True)
     first = by_pickle(model.fit(X))
     second = by_pickle(model.fit(X))
-    assert is_deterministic(case) or moved(first, second) > 0  # there, from optimum to optimum
+    assert second.n_iter_ > first.n_iter_ or is_deterministic(case)  # from optimum to optimum
+    if not (is_deterministic(case) or case.early_stopping):  # which may find the start best
+        assert moved(first, second) > 0
     assert_same_model(by_pickle(first).set_params(n_iter=0).fit(X), first)
     assert_same_model(model.set_params(warm_start=False).fit(X), first)
 
