@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from skebm import base, diagnostics, distributions, energies, objectives, partition, samplers
 from skebm.estimators import (
     BoltzmannMachineDensity,
+    BoostedDensity,
     ConditionalDensity,
     ContrastiveDivergenceDensity,
     DeepBeliefNetwork,
@@ -47,6 +48,7 @@ __version__ = package_version()
 
 __all__ = [
     "BoltzmannMachineDensity",
+    "BoostedDensity",
     "ConditionalDensity",
     "ContrastiveDivergenceDensity",
     "DeepBeliefNetwork",

@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from skebm import (
     BoltzmannMachineDensity,
+    BoostedDensity,
     ConditionalDensity,
     ContrastiveDivergenceDensity,
     DeepBeliefNetwork,
@@ -156,6 +157,11 @@ SETTINGS: dict[type, dict[str, dict[str, Any]]] = {
         "kurtosis": {"sigma": "kurtosis", **SHORT},
         "unscaled": {"standardize": False, **SHORT},
         "early-stopping": {"early_stopping": True, "n_iter": 20},
+    },
+    BoostedDensity: {
+        "defaults": {},
+        "gaussian": {"base": "gaussian", "n_iter": 100},
+        "large": {"learning_rate": 0.5, "max_leaf_nodes": 64, "min_samples_leaf": 1},
     },
     NCEDensity: {
         "defaults": {},

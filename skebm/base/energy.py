@@ -38,6 +38,8 @@ class Energy(nn.Module, abc.ABC):
     domain: Domain
     # Whether exp(-E) has a finite integral whatever the parameters, by the form of E.
     always_proper: bool = False
+    # Whether the gradient says in which direction E falls, which that of steps does not.
+    has_gradient: bool = True
 
     @abc.abstractmethod
     def forward(self, x: Tensor, cond: Any = None) -> Tensor:

@@ -22,6 +22,7 @@ from skebm.energies.rbm.spike_slab import SpikeSlabEnergy
 from skebm.energies.rbm.subspace import SubspaceEnergy
 from skebm.energies.rbm.temporal import Biases, RowwiseRBM, Targets, TemporalEnergy
 from skebm.energies.telescope import Telescope, Waymarks, fit_waymarks
+from skebm.energies.trees import TreeSum
 from skebm.energies.whitening import LowRankWhitening, Whitening, whitening_of
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "Telescope",
     "TemporalEnergy",
     "Tilted",
+    "TreeSum",
     "Waymarks",
     "LowRankWhitening",
     "Whitening",

@@ -326,6 +326,8 @@ class NeuralEnergy(Energy):
         super().__init__()
         self.network, self.domain, self.base = network, domain, base
         self.image_shape, self.noise_levels = image_shape, noise_levels
+        self.has_gradient = bool(getattr(network, "has_gradient", True))
+        self.always_proper = base is not None and not self.has_gradient  # f is bounded
         self.noisy_base: NoisyNormal | None = None
         if noise_levels is not None and base is not None:
             if not isinstance(base, Gaussian):

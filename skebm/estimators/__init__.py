@@ -9,6 +9,8 @@ from skebm.estimators.boltzmann.hopfield import HopfieldMemory, Recall
 from skebm.estimators.deep import DeepBeliefNetwork, DeepBoltzmannMachine
 from skebm.estimators.deep.meanfield import MeanField, PosteriorMeans
 from skebm.estimators.neural import (
+    BoostedDensity,
+    Boosting,
     ConditionalDensity,
     ContrastiveDivergenceDensity,
     ContrastiveDivergenceLearning,
@@ -50,6 +52,8 @@ from skebm.estimators.tractable import TractableDensity
 
 __all__ = [
     "BoltzmannMachineDensity",
+    "BoostedDensity",
+    "Boosting",
     "ConditionalDensity",
     "ContrastiveDivergenceDensity",
     "ContrastiveDivergenceLearning",

@@ -25,7 +25,7 @@ from skebm.objectives.local import (
     RatioMatching,
     pseudo_log_likelihood,
 )
-from skebm.objectives.noise_contrastive import NoiseContrastive
+from skebm.objectives.noise_contrastive.classifier import NoiseContrastive
 from skebm.objectives.score_matching import (
     DenoisingScoreMatching,
     ExactScoreMatching,

@@ -14,7 +14,7 @@ from skebm.base.torchtools import softplus
 from skebm.distributions import NormalizingFlow
 from skebm.energies import NeuralEnergy
 from skebm.objectives.log_partition import LogPartitionMonitor, gains, log_mean_and_error
-from skebm.objectives.noise_contrastive import SCALE
+from skebm.objectives.noise_contrastive.classifier import SCALE
 from skebm.objectives.score_matching import Rowwise
 from skebm.samplers._moves import standard_normal
 

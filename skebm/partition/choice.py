@@ -34,7 +34,7 @@ from skebm.partition.checks import (
     template_for,
 )
 from skebm.partition.exact import Exact, cheaper_side
-from skebm.partition.importance import ImportanceSampling, log_weights
+from skebm.partition.importance import ImportanceSampling, is_corrected, log_weights
 from skebm.partition.pairwise.bethe import Bethe
 from skebm.partition.pairwise.graph import pairwise_graph
 from skebm.partition.quadrature import MAX_COLUMNS, Integral, Quadrature, integrate
@@ -150,7 +150,7 @@ def choose(
     AIS(): 2^100 states x 100 columns are 1.3e32 terms, above 1e9; no rows for reverse annealing
     """
     check_energy(energy)
-    few = isinstance(energy.domain, Real) and energy.domain.n_columns <= MAX_COLUMNS
+    few = _is_integrated(energy)
     near = x() if few and callable(x) else x
     given = None if callable(near) else near
     # Invalid rows are an error even if the choice does not depend on them.
@@ -196,6 +196,12 @@ def choose(
     return Choice(bracket, f"{too_large}; {len(rows)} rows for reverse annealing")
 
 
+def _is_integrated(energy: Energy) -> bool:
+    """Whether rows have few real columns, and the energy no steps, which are integrated slowly."""
+    few = isinstance(energy.domain, Real) and energy.domain.n_columns <= MAX_COLUMNS
+    return few and energy.has_gradient
+
+
 def _integral(
     method: Quadrature, energy: Energy, base: Distribution | None, x: Tensor | None
 ) -> Integral:
@@ -208,18 +214,18 @@ def _integral(
 
 def _efficiency(energy: Energy, base: Distribution | None) -> tuple[float, str]:
     """Effective sample size a draw of the base, or of the energy's default one; and in words."""
-    if not _moves_by_gradients(energy):
+    if not _moves_by_gradients(energy) and energy.has_gradient:
         return 0.0, ""
     base = getattr(energy, "base", None) if base is None else base
     if base is None:
         if not has_uniform(energy.domain):
             return 0.0, ""
         base = default_base(energy)  # uniform
-    template = template_for(energy)
+    template, corrected = template_for(energy), is_corrected(energy, base)
     base = base.to(template.device, template.dtype)
     with sampling(energy), torch.no_grad():
         draws = base.sample(N_TEST_DRAWS, generator_for(None, template.device))
-        log_w = log_weights(energy, base, draws, N_TEST_DRAWS)
+        log_w = log_weights(energy, base, draws, N_TEST_DRAWS, corrected=corrected)
     log_w = log_w - log_w.max()
     efficiency = float(log_w.exp().sum() ** 2 / (2 * log_w).exp().sum()) / N_TEST_DRAWS
     return efficiency, f"effective sample size {efficiency:.0%} of the draws of {base!r}"

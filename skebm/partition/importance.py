@@ -14,6 +14,7 @@ from skebm.base import Energy, LikelihoodWarning, LogPartition, Sampler, samplin
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
+from skebm.energies import NeuralEnergy
 from skebm.partition.checks import (
     NO_UPPER,
     MonteCarloEstimator,
@@ -32,8 +33,17 @@ MAX_TAIL = 1.0
 JITTER = 1e-3  # standard deviation of noise that breaks ties of log weights
 
 
-def log_weights(energy: Energy, base: Distribution, x: Tensor, chunk: int) -> Tensor:
+def is_corrected(energy: Energy, base: Distribution) -> bool:
+    """Whether an energy is -log q plus a function that is known without q."""
+    return isinstance(energy, NeuralEnergy) and energy.corrects(base)
+
+
+def log_weights(
+    energy: Energy, base: Distribution, x: Tensor, chunk: int, *, corrected: bool = False
+) -> Tensor:
     """-E(x) - log q(x), (n,) in float64; minus infinity outside the domain of the energy.
+
+    Of an energy that is `corrected`, log q cancels and is not computed.
 
     They are computed in chunks of `chunk` rows, in ``eval()`` mode and without gradients. Raises
     `FloatingPointError` if an energy is nan or minus infinity.
@@ -41,7 +51,10 @@ def log_weights(energy: Energy, base: Distribution, x: Tensor, chunk: int) -> Te
     parts = []
     with sampling(energy), torch.no_grad():
         for part in x.split(chunk):
-            value = -row_energies(energy, part) - base.log_prob(part).double()
+            if corrected:
+                value = -energy.correction(part).double()
+            else:
+                value = -row_energies(energy, part) - base.log_prob(part).double()
             parts.append(value.masked_fill(~energy.domain.contains(part), -math.inf))
     log_w = torch.cat(parts)
     invalid = log_w.isnan() | (log_w == math.inf)
@@ -275,13 +288,14 @@ class ImportanceSampling(MonteCarloEstimator):
         check_base(energy, base, rows)
         template = template_for(energy, rows)
         check_memory(f"n_samples={self.n_samples}", self.n_samples, torch.float64)
+        corrected = is_corrected(energy, base)
         base = base.to(template.device, template.dtype)
         generator = generator_for(generator, template.device)
         parts, n_remaining = [], self.n_samples
         while n_remaining:
             draws = base.sample(min(self.chunk, n_remaining), generator)
             n_remaining -= len(draws)
-            parts.append(log_weights(energy, base, draws, self.chunk))
+            parts.append(log_weights(energy, base, draws, self.chunk, corrected=corrected))
         return self._estimate_of_weights(torch.cat(parts), not has_uniform(energy.domain))
 
     def _estimate_of_weights(self, log_w: Tensor, unbounded: bool) -> LogPartition:

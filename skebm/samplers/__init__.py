@@ -8,7 +8,7 @@ from skebm.samplers.gibbs import Gibbs
 from skebm.samplers.hamiltonian import HMC
 from skebm.samplers.langevin import AnnealedLangevin, Langevin
 from skebm.samplers.mala import MALA
-from skebm.samplers.metropolis import MetropolisHastings
+from skebm.samplers.metropolis import IndependenceSampler, MetropolisHastings
 from skebm.samplers.perturbed_map import PerturbedMAP
 from skebm.samplers.tempering import ParallelTempering
 
@@ -26,6 +26,7 @@ __all__ = [
     "FromNoise",
     "Gibbs",
     "GibbsWithGradients",
+    "IndependenceSampler",
     "Langevin",
     "MetropolisHastings",
     "ParallelTempering",

@@ -9,6 +9,7 @@ from sklearn.base import BaseEstimator
 
 from skebm import (
     BoltzmannMachineDensity,
+    BoostedDensity,
     ConditionalDensity,
     ContrastiveDivergenceDensity,
     DeepBeliefNetwork,
@@ -44,6 +45,7 @@ CASES = {
     BoltzmannMachineDensity: lambda: BoltzmannMachineDensity(**FEW),
     ContrastiveDivergenceDensity: lambda: ContrastiveDivergenceDensity(**FEW),
     ScoreMatchingDensity: lambda: ScoreMatchingDensity(**FEW),
+    BoostedDensity: lambda: BoostedDensity(n_iter=20, random_state=0),
     NCEDensity: lambda: NCEDensity(**FEW),
     NeuralDensity: lambda: NeuralDensity(objective="score_matching", **FEW),
     FlowContrastiveDensity: lambda: FlowContrastiveDensity(n_flow_steps=10, **FEW),

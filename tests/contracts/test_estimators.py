@@ -30,6 +30,7 @@ from torch import nn
 
 from skebm import (
     BoltzmannMachineDensity,
+    BoostedDensity,
     ContrastiveDivergenceDensity,
     DeepBoltzmannMachine,
     FlowContrastiveDensity,
@@ -120,6 +121,7 @@ against_noise = {"network": MLP((8,)), "n_iter": 3, "random_state": 0, "domain":
 bits = against_noise | {"chains": Persistent(n_steps=2)}
 levels = bits | {"domain": Categorical((3, 3))}
 
+boosted = {"learning_rate": 0.3, "n_iter": 3, "random_state": 0}
 CASES = {
     RBMEstimator: {
         "auto": RBMEstimator(n_components=3, n_iter=20, random_state=0),
@@ -298,6 +300,12 @@ CASES = {
         "ranking": NCEDensity(**small, **few_draws, form="ranking", noise_ratio=3),
         "binary": NCEDensity(**against_noise),
         "one-hot": NCEDensity(**against_noise | {"domain": Categorical((3, 3))}),
+    },
+    BoostedDensity: {
+        "trees": BoostedDensity(**boosted, **few_draws),
+        "bounds": BoostedDensity(**boosted, **few_draws, bounds=(-1000, 1000)),
+        "float64": BoostedDensity(**boosted, **few_draws, dtype="float64"),
+        "bits": BoostedDensity(**boosted, domain="binary"),
     },
     # Each objective by name or as an object; the modes of each are those of its own estimator.
     NeuralDensity: {
@@ -649,6 +657,16 @@ KINDS[NeuralDensity] = KINDS[ContrastiveDivergenceDensity]._replace(
         {"optimizer": AdamW(weight_decay=0.1)},
     ),
 )
+of_trees = {
+    "short": {"n_steps": 2},
+    "sampler": None,
+    "wider": {"n_iter": 9},
+    "searched": {"max_leaf_nodes": [2, 4]},
+    "later": ({"max_leaf_nodes": 3}, {"dtype": "float64"}, {"base": "kernel"}, {"n_iter": 1}),
+    "optimizers": (),
+    "going_on": (),
+}
+KINDS[BoostedDensity] = KINDS[NCEDensity]._replace(**of_trees)
 DISCRETE = KINDS[ContrastiveDivergenceDensity]._replace(
     discrete=True,
     outputs=(),
@@ -705,7 +723,11 @@ NEURAL = DISCRETE._replace(
         {"base": "independent"},
     ),
 )
-OF_BITS = {NCEDensity: NOISE_CONTRASTIVE, NeuralDensity: NEURAL}
+OF_BITS = {
+    NCEDensity: NOISE_CONTRASTIVE,
+    NeuralDensity: NEURAL,
+    BoostedDensity: DISCRETE._replace(**of_trees),
+}
 
 INSTANCES = {
     f"{cls.__name__}-{name}": instance
@@ -766,6 +788,11 @@ def tiered(names, first):
 
 
 each_case = pytest.mark.parametrize("case", tiered(INSTANCES, FIRST))
+# Trees are grown at once: no steps that may diverge, be continued or be stopped half way.
+each_with_steps = pytest.mark.parametrize(
+    "case",
+    tiered([name for name in INSTANCES if not name.startswith("BoostedDensity")], FIRST),
+)
 each_body = pytest.mark.parametrize("case", tiered(INSTANCES, BODIES))
 each_lead = pytest.mark.parametrize("case", tiered(LEADS, BODIES))
 each_alike = pytest.mark.parametrize("case", tiered(LEADS, FEW))
@@ -786,6 +813,7 @@ def each_case_at(*batches):
             marks=() if name in FEW and averaging == 0.9 * (after == batches[2]) else full,
         )
         for name, case in INSTANCES.items()
+        if type(case) is not BoostedDensity
         for after in batches
         for averaging in (0.0, 0.9)
         if name in FEW or (after, averaging) == (batches[1], 0.0)
@@ -946,6 +974,7 @@ DEFAULTS = {
     ),
     "FlowContrastiveDensity": FlowContrastiveDensity(**smallest, flow="maf", n_flow_steps=1),
     "NCEDensity": NCEDensity(**smallest, noise="gaussian"),
+    "BoostedDensity": BoostedDensity("gaussian", n_iter=1, random_state=0, **few_draws),
     "NeuralDensity": NeuralDensity(
         **smallest,
         objective=ContrastiveDivergenceLearning(chains=Persistent(n_steps=1)),
@@ -1187,7 +1216,8 @@ def test_a_random_state_instance_is_consumed(case):
 def test_global_generators_are_not_touched(case):
     before, X = global_generators(), data(case)
     model = fit(case)
-    model.partial_fit(X)
+    if hasattr(model, "partial_fit"):
+        model.partial_fit(X)
     outputs(model, X)
     model.score(X)
     draw(model)
@@ -1272,7 +1302,8 @@ class Counted(PartitionEstimator):
 @each_body
 def test_only_likelihoods_compute_log_z(case):
     X, model = data(case), fit(case, partition=Refused())
-    model.partial_fit(X)
+    if hasattr(model, "partial_fit"):
+        model.partial_fit(X)
     for name in ("energy", "decision_function", "predict", *kind(case).outputs):
         getattr(model, name)(X)
     draw(model, 2)
@@ -1341,7 +1372,7 @@ def test_score_is_the_mean_log_likelihood(case):
         assert model.score(X) == pytest.approx(mean, abs=1e-9)
 
 
-@each_body
+@each_with_steps
 def test_without_a_partition_no_log_z_enters(case):
     X, model = data(case), fit(case, partition=None)
     assert_array_equal(model.score_samples(X), -model.energy(X))
@@ -1474,7 +1505,7 @@ def test_a_parameter_set_after_fit_waits_for_the_next_fit(case):
 # ------------------------------------------------------------------------------
 
 
-@each_body
+@each_with_steps
 def test_warm_start_goes_on(case):
     X, model = data(case), clone(case).set_params(warm_start=True)
     first = by_pickle(model.fit(X))
@@ -1509,7 +1540,7 @@ def test_warm_start_with_other_settings_goes_on_or_says_why_not(case):
             assert np.isfinite(model.score(data(case))), going_on
 
 
-@each_body
+@each_with_steps
 def test_partial_fit_is_one_pass(case, monkeypatch):
     """One step of each batch: as many as there are batches."""
     monkeypatch.setattr(BatchCounter, "calls", 0)
@@ -1522,7 +1553,7 @@ def test_partial_fit_is_one_pass(case, monkeypatch):
     assert model.n_iter_ == 2
 
 
-@each_body
+@each_with_steps
 def test_partial_fit_goes_on_from_fit(case):
     model, before = fitted(case), fitted(case)
     model.partial_fit(data(case))

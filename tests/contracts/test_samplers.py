@@ -20,6 +20,7 @@ from skebm.base import (
     Sampler,
     StepInfo,
 )
+from skebm.distributions import Gaussian, IndependentBernoulli, IndependentCategorical
 from skebm.energies import BernoulliRBM, BoltzmannMachine, Tilted, ising_grid
 from skebm.samplers import (
     HMC,
@@ -29,6 +30,7 @@ from skebm.samplers import (
     DiscreteLangevin,
     Gibbs,
     GibbsWithGradients,
+    IndependenceSampler,
     Langevin,
     MetropolisHastings,
     ParallelTempering,
@@ -198,6 +200,24 @@ CASES = {
         "blocks": Case(Blocks(MALA(0.3)), MixedRows, MixedTarget),
         "blocks scaled": Case(
             Blocks(HMC(0.4, 3, scale=[1.5]), DiscreteLangevin(1.0)), MixedRows, MixedTarget
+        ),
+    },
+    IndependenceSampler: {
+        "independence": Case(
+            IndependenceSampler(Gaussian(torch.zeros(3, dtype=DOUBLE), 2.0)), gaussian, normal
+        ),
+        "independence, rows": Case(
+            IndependenceSampler(Gaussian(torch.zeros(1, dtype=DOUBLE), 4.0), whole_rows=True),
+            valley,
+            line,
+        ),
+        "independence, bits": Case(
+            IndependenceSampler(IndependentBernoulli(torch.zeros(4, dtype=DOUBLE))), wide_rbm
+        ),
+        "independence, one-hot": Case(
+            IndependenceSampler(IndependentCategorical(torch.zeros(9, dtype=DOUBLE), (3, 2, 4))),
+            OneHot,
+            spelled_out,
         ),
     },
     MetropolisHastings: on_real_rows(MetropolisHastings(1.0)),
@@ -843,6 +863,7 @@ UNSUITABLE = {
     GibbsWithGradients: [Bowl(Real((3,)))],
     DiscreteLangevin: [Bowl(Real((3,)))],
     Blocks: [Bowl(Binary((3,))), Bowl(Real((3,)))],
+    IndependenceSampler: [Bowl(Real((3,)))],
     MetropolisHastings: [Bowl(Binary((3,)))],
     MALA: [Bowl(Binary((3,)))],
     HMC: [Bowl(Binary((3,)))],

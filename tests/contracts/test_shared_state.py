@@ -29,6 +29,7 @@ from torch import nn
 import skebm
 from skebm import (
     BoltzmannMachineDensity,
+    BoostedDensity,
     ConditionalDensity,
     ContrastiveDivergenceDensity,
     DeepBeliefNetwork,
@@ -97,6 +98,7 @@ CASES = {
     GatedRBM: (GatedRBM(2, 3, **few), BITS, BITS[:, ::-1]),
     HopfieldMemory: (HopfieldMemory(random_state=0), 2 * BITS[:5] - 1),
     JEMClassifier: (JEMClassifier(**normal, **chains), REAL, LABELS),
+    BoostedDensity: (BoostedDensity("gaussian", n_iter=3, random_state=0), REAL),
     NCEDensity: (NCEDensity(**small, noise="gaussian"), REAL),
     NeuralDensity: (NeuralDensity(**normal, objective="score_matching"), REAL),
     ProductOfDensities: (

@@ -1,5 +1,6 @@
 """Neural densities and classifiers: a network that corrects a base."""
 
+from skebm.estimators.neural.boosted import BoostedDensity
 from skebm.estimators.neural.conditional import ConditionalDensity, lagged
 from skebm.estimators.neural.contrastive import ContrastiveDivergenceDensity
 from skebm.estimators.neural.density import NeuralDensity
@@ -7,6 +8,7 @@ from skebm.estimators.neural.flow_contrastive import FlowContrastiveDensity
 from skebm.estimators.neural.jem import Hybrid, JEMClassifier
 from skebm.estimators.neural.noise_contrastive import NCEDensity
 from skebm.estimators.neural.objectives import (
+    Boosting,
     ContrastiveDivergenceLearning,
     Discrepancy,
     FlowContrastiveEstimation,
@@ -19,6 +21,8 @@ from skebm.estimators.neural.objectives import (
 from skebm.estimators.neural.score_matching import ScoreMatchingDensity
 
 __all__ = [
+    "BoostedDensity",
+    "Boosting",
     "ConditionalDensity",
     "ContrastiveDivergenceDensity",
     "ContrastiveDivergenceLearning",

@@ -29,7 +29,6 @@ from skebm.estimators.neural.family import (
     learn_any_table,
     learn_column_table,
     network_of,
-    neural_plan,
     validation_options,
 )
 from skebm.estimators.neural.model import NeuralMixin
@@ -296,13 +295,7 @@ class NeuralDensity(CategoriesMixin, NeuralMixin, BaseDensity):
             objective.check_goes_on(self._first_objective)
             last, bases = self._recipe.family, self._recipe.base
             known, noise = last.rule, last.noise
-        plan = neural_plan(
-            self,
-            rows.n_table,
-            streaming=streaming,
-            n_steps=objective.n_steps,
-            optimizer_settings=objective.optimizer_settings(self),
-        )
+        plan = objective.plan(self, rows.n_table, streaming=streaming)
         start = TrainingStart(rows, table, plan, base, bases, noise, known, before)
         family = NeuralFamily(objective.rule(self, start), network_of(self), noise)
         return Recipe(table, plan, bases, family)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from skebm.estimators.neural.objectives.base import NeuralObjective, TrainingStart
+from skebm.estimators.neural.objectives.boosting import Boosting
 from skebm.estimators.neural.objectives.contrastive import (
     ContrastiveDivergenceLearning,
     Discrepancy,
@@ -16,6 +17,7 @@ from skebm.estimators.neural.objectives.score_matching import ScoreMatching, Sli
 
 __all__ = [
     "BY_NAME",
+    "Boosting",
     "ContrastiveDivergenceLearning",
     "Discrepancy",
     "FlowContrastiveEstimation",

@@ -13,7 +13,7 @@ from skebm._validation import StrOptions
 from skebm.base import Real as RealDomain
 from skebm.base import Sampler
 from skebm.estimators.base import set_by_name
-from skebm.estimators.neural.family import CONFIGS, N_STEPS, Rule
+from skebm.estimators.neural.family import CONFIGS, N_STEPS, Rule, neural_plan
 from skebm.estimators.tables.bases import Bases
 from skebm.estimators.tables.table import Table
 from skebm.estimators.tables.unchanged import check_setting_stays
@@ -101,6 +101,12 @@ class NeuralObjective(BaseEstimator, abc.ABC):
             check_setting_stays("objective", self, first)
         for name in self.kept:
             check_setting_stays(f"{name} of objective", getattr(self, name), getattr(first, name))
+
+    def plan(self, model: Any, n_rows: int, *, streaming: bool) -> TrainingPlan:
+        """The steps of training for a table of `n_rows`."""
+        settings = self.optimizer_settings(model)
+        kind: dict[str, Any] = {"n_steps": self.n_steps, "optimizer_settings": settings}
+        return neural_plan(model, n_rows, streaming=streaming, **kind)
 
     def optimizer_settings(self, model: Any) -> dict[str, Any]:
         """Further settings of the optimizer."""

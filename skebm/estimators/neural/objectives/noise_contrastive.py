@@ -47,7 +47,7 @@ from skebm.estimators.tables.bases import (
 )
 from skebm.estimators.tables.table import Table
 from skebm.objectives import NoiseContrastive
-from skebm.objectives.noise_contrastive import NO_RANKING
+from skebm.objectives.noise_contrastive.classifier import NO_RANKING
 from skebm.training.rows import Rows
 
 if TYPE_CHECKING:

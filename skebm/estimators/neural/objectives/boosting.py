@@ -1,0 +1,164 @@
+"""Boosting of trees that correct a base, as an objective of densities."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from skebm._validation import Interval, StrOptions, draw_seed
+from skebm.base import PartitionEstimator, Sampler
+from skebm.base.processes import progress_bar
+from skebm.energies import NeuralEnergy, Spec
+from skebm.energies.trees import Growth, TreeSum
+from skebm.estimators.neural.family import DOMAIN, Rule, fit_any_bases
+from skebm.estimators.neural.objectives.base import NeuralObjective, TrainingStart
+from skebm.estimators.tables.bases import Bases
+from skebm.estimators.tables.table import Table
+from skebm.objectives import NoiseContrastive
+from skebm.objectives.noise_contrastive.boosting import Boosted, BoostingSettings, Sample, boost
+from skebm.samplers import IndependenceSampler
+from skebm.training.plan import TrainingPlan
+from skebm.training.rows import Rows
+from skebm.training.selection import Gain, is_kept, warn_of_base
+
+if TYPE_CHECKING:
+    from skebm.training.engine import EnergyNet
+
+# Trees at most with ``n_iter="auto"``.
+MOST_TREES = 1000
+# Share of the rows that choose the number of trees, most of them, and fewest rows of a table of
+# which any are held out.
+HELD_OUT, MOST_HELD_OUT, FEWEST_ROWS = 0.15, 5000, 20
+
+
+@dataclass(frozen=True)
+class BoostingRule(Rule):
+    """Trees that were grown before the engine has anything to train.
+
+    Attributes
+    ----------
+    trees : dict of ndarray
+        State of the trees (:class:`skebm.energies.TreeSum`).
+    depth : int
+    history : list of dict
+        For each tree that was tried.
+    """
+
+    trees: dict[str, np.ndarray]
+    depth: int
+    history: list[dict[str, float]] = field(default_factory=list)
+    holds_out = False
+
+    def network(self, config: Any, spec: Spec) -> nn.Module:
+        shape = self.trees["value"].shape
+        kind: dict[str, Any] = {"dtype": spec.dtype, "device": spec.generator.device}
+        found = TreeSum(shape[0], shape[1], self.depth, **kind)
+        found.load_state_dict({name: torch.as_tensor(x) for name, x in self.trees.items()})
+        return found
+
+    def objective(self, energy: NeuralEnergy, sigma: Tensor | None) -> NoiseContrastive:
+        base: Any = energy.base
+        return NoiseContrastive(energy, base)
+
+    def final_sampler(self, net: EnergyNet) -> Sampler:
+        """Proposals of the base, from which energies of other rows are sampled too."""
+        return IndependenceSampler(net.module_.energy.base)
+
+
+class Boosting(NeuralObjective):
+    """Boosting of trees, which needs no gradient: see :class:`skebm.BoostedDensity`.
+
+    Parameters
+    ----------
+    max_leaf_nodes : int, default=16
+        Most leaves of a tree.
+    min_samples_leaf : int, default=5
+        Fewest rows of a leaf, among training rows and draws of the model.
+    l2_regularization : float, default=1.0
+        Penalty on the squares of the values of leaves.
+
+    Examples
+    --------
+    >>> from skebm.estimators import Boosting
+    >>> Boosting(max_leaf_nodes=8)
+    Boosting(max_leaf_nodes=8)
+    """
+
+    _parameter_constraints: dict = {
+        "max_leaf_nodes": [Interval(Integral, 2, None, closed="left")],
+        "min_samples_leaf": [Interval(Integral, 1, None, closed="left")],
+        "l2_regularization": [Interval(Real, 0, None, closed="left")],
+    }
+    of_real_rows = False
+    codes_categories = True
+    # Without log Z there is nothing to score by: gradients of trees are zero.
+    takes = {"domain": DOMAIN, "partition": [StrOptions({"auto"}), PartitionEstimator]}
+
+    def __init__(self, *, max_leaf_nodes=16, min_samples_leaf=5, l2_regularization=1.0):
+        self.max_leaf_nodes = max_leaf_nodes
+        self.min_samples_leaf = min_samples_leaf
+        self.l2_regularization = l2_regularization
+
+    def plan(self, model: Any, n_rows: int, *, streaming: bool) -> TrainingPlan:
+        """The plan of an engine that trains nothing: trees are grown before."""
+        plan = super().plan(model, n_rows, streaming=streaming)
+        return dataclasses.replace(plan, n_iter=0)
+
+    def fit_bases(
+        self, model: Any, base: Any, rows: Rows, table: Table
+    ) -> tuple[Bases, np.ndarray | None]:
+        return fit_any_bases(model, base, rows, table, stacks="all")
+
+    def rule(self, model: Any, start: TrainingStart) -> BoostingRule:
+        n_iter = MOST_TREES if model.n_iter == "auto" else int(model.n_iter)
+        seed, rows = draw_seed(model.random_state_), start.rows
+        if not n_iter or len(rows) < FEWEST_ROWS:
+            return BoostingRule(_state(TreeSum(dtype=rows.dtype)), 0)
+        found = self._grow(model, start, n_iter, torch.Generator(rows.device).manual_seed(seed))
+        trees = found.trees
+        gain = Gain(found.gain, found.error)
+        if trees.n_trees == 0 or not is_kept(gain):
+            warn_of_base(gain)
+            trees = TreeSum(dtype=rows.dtype)
+        return BoostingRule(_state(trees), trees.depth, found.history)
+
+    def _grow(
+        self, model: Any, start: TrainingStart, n_iter: int, generator: torch.Generator
+    ) -> Boosted:
+        rows = start.rows
+        n = min(MOST_HELD_OUT, max(1, round(HELD_OUT * len(rows))))
+        train, held_out = rows.split(n, generator)
+        growth = Growth(self.max_leaf_nodes, self.l2_regularization, self.min_samples_leaf)
+        settings = BoostingSettings(float(model.learning_rate), n_iter, growth)
+        # The base of the model is fitted to all rows, and that which trees are grown on to those
+        # that do not judge them: near its own rows a base is too good.
+        base: Any = self.fit_bases(model, start.base, train, start.table)[0].noisy
+        base = base.to(rows.device, rows.dtype)
+        shown: dict[str, Any] = {
+            "total": n_iter,
+            "desc": "trees",
+            "leave": False,
+            "disable": not model.verbose,
+        }
+
+        def sample(some: Rows) -> Sample:
+            return Sample(some.block(0, len(some)), some.counts)
+
+        return boost(
+            base,
+            sample(train),
+            sample(held_out),
+            settings,
+            generator,
+            lambda numbers: iter(progress_bar(numbers, **shown)),
+        )
+
+
+def _state(trees: TreeSum) -> dict[str, np.ndarray]:
+    return {name: value.cpu().numpy() for name, value in trees.state_dict().items()}

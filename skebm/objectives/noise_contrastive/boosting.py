@@ -1,0 +1,294 @@
+"""Boosting of trees that correct a base: noise contrastive estimation in rounds.
+
+There is no gradient of weights here: a fit adds trees one by one, each of which lowers the loss of
+a classifier of rows against draws of the model so far.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from skebm.distributions import Distribution
+from skebm.energies.trees import Bins, Growth, Tree, TreeSum, grow_tree
+
+# Draws of the model in a round: for each row, and at least and at most in all.
+DRAWS_PER_ROW, FEWEST_DRAWS, MOST_DRAWS = 20, 20_000, 200_000
+# Draws that no tree has seen, by which log Z is estimated while trees are added.
+FRESH_PER_ROW, FEWEST_FRESH, MOST_FRESH = 10, 20_000, 100_000
+# Most rows of both samples that a tree is grown on.
+MOST_ROWS = 40_000
+# Draws of the base of which those of the model are resampled, relative to their number.
+MOST_PROPOSALS = 10
+# Trees after the best number of a round; rounds; and nats that another round has to gain.
+PATIENCE, N_ROUNDS, LEAST_GAIN = 20, 4, 0.01
+# Effective share of the draws of the base from which on those of the model are resampled of them.
+LEAST_SHARE = 0.01
+# Rows whose trees are evaluated at a time.
+BLOCK = 4096
+
+
+class Sample(NamedTuple):
+    """Rows (n, d) of weights (n,)."""
+
+    x: Tensor
+    weight: Tensor
+
+
+class BoostingSettings(NamedTuple):
+    """How trees are added.
+
+    Attributes
+    ----------
+    learning_rate : float
+        Factor on the values of each tree.
+    most_trees : int
+    growth : Growth
+        Of each tree.
+    """
+
+    learning_rate: float = 0.05
+    most_trees: int = 1000
+    growth: Growth = Growth()
+
+
+class Boosted(NamedTuple):
+    """A sum of trees, and how it was found.
+
+    Attributes
+    ----------
+    trees : TreeSum
+    history : list of dict
+        For each tree that was tried: ``train_loss``, of the classifier; ``gain_over_base`` of
+        held-out rows, ``gain_error`` its standard error; ``effective_share`` of the draws of the
+        base.
+    gain, error : float
+        Nats by which held-out rows are more likely than under the base, and the standard error.
+    """
+
+    trees: TreeSum
+    history: list[dict[str, float]]
+    gain: float
+    error: float
+
+
+def boost(
+    base: Distribution,
+    rows: Sample,
+    held_out: Sample,
+    settings: BoostingSettings,
+    generator: torch.Generator,
+    progress: Callable[[Iterator[int]], Iterator[int]] = iter,
+) -> Boosted:
+    r"""Trees f for which :math:`q(x)\, e^{f(x)} / Z` is the density of the rows, q the base.
+
+    In the first round, each tree lowers the logistic loss of a classifier of rows against draws of
+    q, whose logit is the log density ratio [1]_. The number of trees is that for which held-out
+    rows are most likely, with log Z by draws of q that no tree has seen: by those of training, log
+    Z would be too low by nats. In the next rounds, the draws are of the model so far, resampled of
+    draws of q, so that what is still wrong with the model is most of what the classifier sees [2]_.
+    Rounds end when one gains nothing, or when too few draws of the base are near the model.
+
+    Parameters
+    ----------
+    base : Distribution
+    rows : Sample
+        Training rows, on the domain of the base.
+    held_out : Sample
+        Rows that choose the number of trees.
+    settings : BoostingSettings
+    generator : torch.Generator
+    progress : callable
+        Wraps the numbers of the trees as they are added.
+
+    Returns
+    -------
+    Boosted
+        No trees where they gain nothing.
+
+    References
+    ----------
+    .. [1] Gutmann and Hyvärinen (2012), "Noise-contrastive estimation of unnormalized statistical
+       models", JMLR 13, section 2.
+    .. [2] Rhodes, Xu and Gutmann (2020), "Telescoping density-ratio estimation", NeurIPS, whose
+       ratios are between neighbouring models as well.
+    """
+    return _Boosting(base, rows, held_out, settings, generator).run(progress)
+
+
+class _Boosting:
+    """The state of a fit: trees of the rounds so far, and what held-out rows say of them."""
+
+    def __init__(
+        self,
+        base: Distribution,
+        rows: Sample,
+        held_out: Sample,
+        settings: BoostingSettings,
+        generator: torch.Generator,
+    ):
+        self.base, self.rows, self.held_out = base, rows, held_out
+        self.settings, self.generator = settings, generator
+        self.trees: list[Tree] = []
+        self.bins: list[Bins] = []
+        self.share = 1.0  # effective share of the draws of the base
+        self.history: list[dict[str, float]] = []
+        self.before = held_out.x.new_zeros(len(held_out.x), dtype=torch.float64)
+        self.gain, self.error = 0.0, 0.0
+
+    def run(self, progress: Callable[[Iterator[int]], Iterator[int]]) -> Boosted:
+        numbers = progress(iter(range(self.settings.most_trees)))
+        for _ in range(N_ROUNDS):
+            before = self.gain
+            goes_on = self._round(numbers)
+            if not goes_on or self.gain - before < LEAST_GAIN or self.share < LEAST_SHARE:
+                break
+        return Boosted(self._sum(), self.history, self.gain, self.error)
+
+    def _sum(self) -> TreeSum:
+        return TreeSum.of_trees(self.trees, self.bins, self.rows.x.dtype).to(self.rows.x.device)
+
+    def _round(self, numbers: Iterator[int]) -> bool:
+        """Add trees by draws of the model so far; whether there may be more."""
+        n = len(self.rows.x)
+        trained = self._draws(DRAWS_PER_ROW * n, FEWEST_DRAWS, MOST_DRAWS)
+        fresh = self._draws(FRESH_PER_ROW * n, FEWEST_FRESH, MOST_FRESH)
+        bins = Bins.of_samples(self.rows.x, trained)
+        classes = _Classes(self.rows, trained, bins, self.settings, self.generator)
+        judges = _Judges(self.held_out, fresh, bins, self.before)
+        found: list[Tree] = []
+        best, n_best, values = judges.gain(), 0, self.before
+        start = best.gain
+        for number in numbers:
+            tree, loss = classes.add_tree()
+            judges.add_tree(tree)
+            found.append(tree)
+            now = judges.gain()
+            total = self.gain + now.gain - start
+            self.history.append(
+                {
+                    "epoch": number + 1,
+                    "train_loss": loss,
+                    "lr": self.settings.learning_rate,
+                    "gain_over_base": total,
+                    "gain_error": now.error,
+                    "effective_share": self.share * now.share,
+                }
+            )
+            if now.gain > best.gain:
+                best, n_best, values = now, len(found), judges.of_held_out.clone()
+            if len(found) - n_best >= PATIENCE:
+                break
+        goes_on = len(found) - n_best >= PATIENCE
+        self.trees += found[:n_best]
+        self.bins += [bins] * n_best
+        self.gain += best.gain - start
+        if n_best:
+            self.error, self.before = best.error, values
+            self.share *= best.share
+        return goes_on
+
+    def _draws(self, number: int, least: int, most: int) -> Tensor:
+        """Draws of the model so far, resampled of those of the base by their weights."""
+        n = min(max(number, least), most)
+        if not self.trees:
+            return self.base.sample(n, self.generator)
+        trees = self._sum()
+        proposals = min(max(n, int(n / 2 / self.share)), MOST_PROPOSALS * n)
+        x = self.base.sample(proposals, self.generator)
+        log_weight = -torch.cat([trees(part) for part in x.split(BLOCK)]).double()
+        weight = log_weight.softmax(0)
+        self.share = float(1 / weight.square().sum() / len(weight))
+        return x[torch.multinomial(weight, n, replacement=True, generator=self.generator)]
+
+
+class _Classes:
+    """Rows and draws of the model, two classes, and the log density ratio of the trees so far."""
+
+    def __init__(
+        self,
+        rows: Sample,
+        draws: Tensor,
+        bins: Bins,
+        settings: BoostingSettings,
+        generator: torch.Generator,
+    ):
+        self.settings, self.generator = settings, generator
+        n, m = len(rows.x), len(draws)
+        self.codes = bins.codes(torch.cat([rows.x, draws]))
+        self.sign = torch.cat([rows.weight.new_ones(n), -rows.weight.new_ones(m)]).double()
+        weight = rows.weight.double()
+        self.weight = torch.cat([weight, weight.new_full((m,), float(weight.sum()) / m)])
+        self.log_ratio = torch.zeros(n + m, dtype=torch.float64, device=rows.x.device)
+        self.n = n
+
+    def add_tree(self) -> tuple[Tree, float]:
+        """The tree that lowers the loss most, and the loss after it, in nats a row."""
+        some, factor = self._some()
+        sign, weight = self.sign[some], self.weight[some] * factor
+        wrong = torch.sigmoid(-sign * self.log_ratio[some])
+        growth = self.settings.growth
+        tree = grow_tree(
+            self.codes[:, some], -sign * weight * wrong, weight * wrong * (1 - wrong), growth
+        )
+        tree = tree._replace(value=tree.value * self.settings.learning_rate)
+        self.log_ratio += tree.value[tree.leaves(self.codes)]
+        loss = torch.nn.functional.softplus(-self.sign * self.log_ratio)
+        return tree, float((self.weight * loss).sum() / self.weight.sum())
+
+    def _some(self) -> tuple[Tensor, Tensor]:
+        """Rows and draws at random, as many as a tree is grown on, and factors of their weights."""
+        m, half = len(self.sign) - self.n, MOST_ROWS // 2
+        device = self.sign.device
+        n_rows = min(self.n, half)
+        n_draws = min(m, MOST_ROWS - n_rows)
+        rows = torch.arange(self.n, device=device)
+        if n_rows < self.n:
+            rows = torch.randperm(self.n, generator=self.generator, device=device)[:n_rows]
+        draws = torch.arange(m, device=device)
+        if n_draws < m:
+            kind: dict[str, Any] = {"generator": self.generator, "device": device}
+            draws = torch.randint(m, (n_draws,), **kind)
+        # The draws of a tree weigh as much as its rows.
+        own = self.weight[rows].sum() / (n_draws * self.weight[-1])
+        ones = torch.ones(n_rows, dtype=torch.float64, device=device)
+        return torch.cat([rows, draws + self.n]), torch.cat([ones, own.expand(n_draws)])
+
+
+class _Gain(NamedTuple):
+    """Nats of held-out rows over the base, their error, and the effective share of the draws."""
+
+    gain: float
+    error: float
+    share: float
+
+
+class _Judges:
+    """Held-out rows and draws that no tree has seen, and the sums of trees at them."""
+
+    def __init__(self, held_out: Sample, fresh: Tensor, bins: Bins, before: Tensor):
+        self.weight = held_out.weight.double() / held_out.weight.double().sum()
+        self.codes = bins.codes(torch.cat([held_out.x, fresh]))
+        zeros = before.new_zeros(len(fresh))
+        self.values, self.n = torch.cat([before, zeros]), len(before)
+
+    @property
+    def of_held_out(self) -> Tensor:
+        """Log density ratio of held-out rows to the base, up to log Z."""
+        return self.values[: self.n]
+
+    def add_tree(self, tree: Tree) -> None:
+        self.values += tree.value[tree.leaves(self.codes)]
+
+    def gain(self) -> _Gain:
+        ratio, draws = self.of_held_out, self.values[self.n :]
+        log_z = float(draws.logsumexp(0)) - math.log(len(draws))
+        weight = (draws - draws.max()).exp()
+        share = float(weight.sum().square() / weight.square().sum() / len(weight))
+        mean = float((self.weight * ratio).sum())
+        spread = float((self.weight * (ratio - mean)).square().sum())
+        return _Gain(mean - log_z, math.sqrt(spread), share)

@@ -1,0 +1,118 @@
+"""Trees: the best split by brute force, values of leaves, bins, sums as networks."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.tree import DecisionTreeRegressor
+
+from skebm.energies import TreeSum
+from skebm.energies.trees import N_BINS, Bins, Growth, grow_tree
+from tests.support.oracle import DOUBLE, seeded
+
+
+def table(n=300, d=3, seed=0):
+    return torch.randn(n, d, generator=seeded(seed), dtype=DOUBLE)
+
+
+def steps(x):
+    """A function of two columns with steps."""
+    right = (x[:, 0] > 0.3).double()
+    return 2 * right - (1 - right) * (x[:, 1] > -0.5)
+
+
+def of_squares(x, y, growth):
+    """A tree of the gradients of the squared error, from 0: leaves are shrunk means."""
+    bins = Bins.of_samples(x)
+    return grow_tree(bins.codes(x), -y, torch.ones_like(y), growth), bins
+
+
+def test_leaves_are_the_means_that_a_regression_tree_has():
+    x = table()
+    y = steps(x) + 0.1 * torch.randn(len(x), generator=seeded(1), dtype=DOUBLE)
+    tree, bins = of_squares(x, y, Growth(max_leaf_nodes=3, l2=0.0, min_rows=1.0))
+    theirs = DecisionTreeRegressor(max_leaf_nodes=3).fit(x.numpy(), y.numpy())
+    found = tree.value[tree.leaves(bins.codes(x))]
+    # Their thresholds are between any two rows, ours between quantiles.
+    assert np.abs(found.numpy() - theirs.predict(x.numpy())).mean() < 0.02
+    assert int((tree.edge == N_BINS).sum()) == 3
+
+
+def best_gain(x, y, l2):
+    """The largest fall of the squared error by a single split, tried one by one."""
+
+    def fall(part):
+        return float(part.sum()) ** 2 / (len(part) + l2)
+
+    whole, found = fall(y), -math.inf
+    for j in range(x.shape[1]):
+        for value in x[:, j].unique()[:-1]:
+            left = x[:, j] <= value
+            found = max(found, fall(y[left]) + fall(y[~left]) - whole)
+    return found
+
+
+@pytest.mark.parametrize("l2", [0.0, 5.0])
+def test_a_split_is_the_best_of_all(l2):
+    x, y = table(100), torch.randn(100, generator=seeded(2), dtype=DOUBLE)
+    tree, bins = of_squares(x, y, Growth(max_leaf_nodes=2, l2=l2, min_rows=1.0))
+    leaf = tree.leaves(bins.codes(x))
+    values = tree.value[leaf]
+    # The fall of sum (y - v)^2 + l2 sum v^2 by the two leaves, against one.
+    one = float(y.sum()) ** 2 / (len(y) + l2)
+    parts = [y[leaf == k] for k in leaf.unique()]
+    both = sum(float(part.sum()) ** 2 / (len(part) + l2) for part in parts)
+    assert both - one == pytest.approx(best_gain(x, y, l2), rel=1e-9)
+    for k in leaf.unique():
+        own = y[leaf == k]
+        assert float(values[leaf == k][0]) == pytest.approx(float(own.sum()) / (len(own) + l2))
+
+
+def test_no_leaf_is_smaller_than_allowed():
+    x, y = table(200), torch.randn(200, generator=seeded(3), dtype=DOUBLE)
+    tree, bins = of_squares(x, y, Growth(max_leaf_nodes=32, min_rows=15.0))
+    counts = tree.leaves(bins.codes(x)).bincount()
+    assert int(counts[counts > 0].min()) >= 15
+    assert 2 < int((counts > 0).sum()) <= 32
+
+
+def test_constant_columns_and_equal_gradients_leave_a_single_leaf():
+    x = torch.ones(50, 2, dtype=DOUBLE)
+    tree, bins = of_squares(x, torch.linspace(0, 1, 50, dtype=DOUBLE), Growth(l2=0.0))
+    assert tree.depth == 0
+    assert float(tree.value[tree.leaves(bins.codes(x))][0]) == pytest.approx(0.5)
+
+
+def test_a_sum_of_trees_has_the_values_of_its_leaves():
+    x, trees, bins, total = table(), [], [], 0.0
+    for seed in range(4):
+        y = torch.randn(len(x), generator=seeded(seed), dtype=DOUBLE)
+        tree, binned = of_squares(x, y, Growth(max_leaf_nodes=2 + 5 * seed))
+        trees.append(tree)
+        bins.append(binned)
+        total = total + tree.value[tree.leaves(binned.codes(x))]
+    network = TreeSum.of_trees(trees, bins, DOUBLE)
+    assert network.n_trees == 4
+    torch.testing.assert_close(-network(x), total)
+    far = torch.tensor([[1e30, -1e30, 0.0], [math.nan, 0.0, 0.0]], dtype=DOUBLE)
+    assert network(far).isfinite().all()  # missing entries go to the left
+    value, grad = network.value_and_input_grad(x)
+    torch.testing.assert_close(value, network(x))
+    assert not grad.any()
+
+
+def test_bins_separate_values_that_occur():
+    x = torch.tensor([[0.0, 3.0], [1.0, 3.0], [1.0, 3.0], [2.0, 3.0]], dtype=DOUBLE)
+    bins = Bins.of_samples(x)
+    assert bins.codes(x)[0].tolist() == [0, 1, 1, 2]
+    assert bins.codes(x)[1].unique().numel() == 1
+    assert bins.edges[0].isfinite().sum() == 2
+
+
+def test_bins_have_edges_where_either_sample_has_rows():
+    near, far = table(2000, 1), table(2000, 1, seed=1) + 100
+    edges = Bins.of_samples(near, far).edges[0]
+    edges = edges[edges.isfinite()]
+    assert int((edges < 50).sum()) > 100
+    assert int((edges > 50).sum()) > 100

@@ -1,0 +1,109 @@
+"""Densities of boosted trees: likelihoods of new rows, samples, the base where trees fail."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.testing import assert_array_equal
+from sklearn.datasets import make_moons
+
+from skebm import BoostedDensity, TractableDensity
+from skebm.base import TrainingWarning
+from skebm.partition import Exact
+
+
+def grid(n, seed):
+    """A checkerboard, which no sum of kernels follows: corners at whole numbers."""
+    random = np.random.default_rng(seed)
+    x = random.random((4 * n, 2)) * 4
+    return x[(x.astype(int).sum(1) % 2) == 0][:n]
+
+
+@pytest.fixture(scope="module")
+def board():
+    return BoostedDensity("gaussian", learning_rate=0.2, random_state=0).fit(grid(1500, 0))
+
+
+def test_steps_and_corners_are_followed(board):
+    new = grid(2000, 1)
+    truth = -np.log(8)  # nats: half of sixteen squares
+    assert truth - 0.25 < board.score(new) < truth + 0.02
+    assert board.score(new) > TractableDensity(random_state=0).fit(grid(1500, 0)).score(new)
+    assert board.log_partition_std_ < 0.02
+
+
+def test_samples_lie_in_the_squares(board):
+    x = board.sample(1000, random_state=0)
+    inside = (np.floor(x).sum(1) % 2 == 0) & ((x > 0) & (x < 4)).all(1)
+    assert inside.mean() > 0.9
+
+
+def test_columns_are_imputed_given_the_others(board):
+    x = grid(300, 2)
+    x[:, 1] = np.nan
+    found = board.impute(x, random_state=0)
+    assert_array_equal(found[:, 0], x[:, 0])
+    assert (np.floor(found).sum(1) % 2 == 0).mean() > 0.85
+
+
+def test_rows_of_the_base_are_the_base():
+    x = np.random.default_rng(0).normal(size=(400, 3))
+    model = BoostedDensity("gaussian", random_state=0).fit(x)
+    base = TractableDensity("gaussian").fit(x)
+    new = np.random.default_rng(1).normal(size=(400, 3))
+    assert model.score(new) > base.score(new) - 0.05
+
+
+def test_a_small_table_is_its_base():
+    x = np.random.default_rng(0).normal(size=(12, 2))
+    model = BoostedDensity("gaussian", random_state=0).fit(x)
+    assert model.n_trees_ == 0
+    assert model.history_ == []
+
+
+def test_bits_have_an_exact_log_z():
+    random = np.random.default_rng(0)
+    first = random.integers(0, 2, (600, 3))
+    x = np.c_[first, first[:, [0]] ^ first[:, [1]] ^ (random.random((600, 1)) < 0.05)].astype(float)
+    model = BoostedDensity("independent", learning_rate=0.2, random_state=0).fit(x)
+    assert isinstance(model.partition_, Exact)
+    states = np.array(np.meshgrid(*[[0.0, 1.0]] * 4)).reshape(4, -1).T
+    p = np.exp(model.score_samples(states))
+    assert p.sum() == pytest.approx(1, abs=1e-5)
+    parity = states[:, :2].sum(1) % 2
+    assert p[parity == states[:, 3]].sum() == pytest.approx(0.95, abs=0.09)
+
+
+def test_a_frame_with_categories():
+    random = np.random.default_rng(0)
+    kind = random.choice(["a", "b", "c"], 600)
+    size = np.where(kind == "a", 1.0, 5.0) + 0.3 * random.normal(size=600)
+    frame = pd.DataFrame({"kind": kind, "size": size})
+    model = BoostedDensity(learning_rate=0.2, n_iter=60, random_state=0).fit(frame)
+    usual = pd.DataFrame({"kind": ["a", "b"], "size": [1.0, 5.0]})
+    wrong = pd.DataFrame({"kind": ["a", "b"], "size": [5.0, 1.0]})
+    assert (model.score_samples(usual) > model.score_samples(wrong) + 2).all()
+    drawn = model.sample(400, random_state=0)
+    assert list(drawn.columns) == ["kind", "size"]
+    assert drawn["size"][drawn["kind"] == "a"].median() == pytest.approx(1, abs=0.3)
+
+
+def test_there_is_no_stream():
+    assert not hasattr(BoostedDensity(), "partial_fit")
+    with pytest.raises(AttributeError) as caught:
+        BoostedDensity().partial_fit(grid(100, 0))
+    assert "call fit" in str(caught.value.__cause__)
+
+
+def test_the_number_of_trees_is_at_most_that_asked_for():
+    X, _ = make_moons(300, noise=0.1, random_state=0)
+    model = BoostedDensity("gaussian", learning_rate=0.2, n_iter=4, random_state=0).fit(X)
+    assert 0 < model.n_trees_ <= 4
+    assert model.n_iter_ == len(model.history_) == 4
+
+
+def test_trees_that_gain_nothing_are_said():
+    """Twenty rows of two columns without a relation, of which three choose."""
+    random = np.random.default_rng(3)
+    x = random.normal(size=(24, 2))
+    with pytest.warns(TrainingWarning, match="is its base"):
+        BoostedDensity("gaussian", learning_rate=1.0, n_iter=30, random_state=1).fit(x)
