@@ -366,7 +366,7 @@ class Returns(nn.Module):
         return self.value
 
 
-class OnePatch(torch.distributions.Independent):
+class HalfKnown(torch.distributions.Independent):
     """The densities of some rows are unknown."""
 
     def log_prob(self, value):
@@ -387,7 +387,7 @@ class OnePatch(torch.distributions.Independent):
             "an event is a row",
         ),
         (
-            Returns(OnePatch(torch.distributions.Normal(torch.zeros(2), torch.ones(2)), 1)),
+            Returns(HalfKnown(torch.distributions.Normal(torch.zeros(2), torch.ones(2)), 1)),
             ValueError,
             "one finite number for each of two draws",
         ),
