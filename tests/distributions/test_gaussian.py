@@ -132,6 +132,13 @@ def test_gaussian_draws_follow_the_density(generator):
     assert target.p_value(image * 1.1) < P_FLOOR  # the test can tell
 
 
+def test_gaussian_draws_are_scaled_and_moved_standard_draws():
+    z = Gaussian(torch.zeros(3, dtype=DOUBLE), 1.0).sample(9, seeded())
+    torch.testing.assert_close(INSTANCES["dense"].sample(9, seeded()), MEAN + z @ ROOT.t())
+    scale = torch.tensor([0.5, 2.0, 1.0], dtype=DOUBLE)
+    torch.testing.assert_close(INSTANCES["diagonal"].sample(9, seeded()), MEAN + z * scale)
+
+
 @pytest.mark.parametrize("name", ["dense", "diagonal", "image"])
 def test_gaussian_gradients_are_those_of_the_density(name):
     noise = INSTANCES[name]

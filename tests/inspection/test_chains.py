@@ -56,6 +56,32 @@ def test_it_draws_every_part(trace):
     display.figure_.canvas.draw()
 
 
+def test_parts_say_what_they_show(trace):
+    display = ChainDisplay.from_trace(trace, feature_names=["a", "wide", "middle"]).plot()
+    axes = display.axes_
+    assert [axes[name].get_xlabel() for name in axes] == [*["step"] * 3, "lag, steps"]
+    assert [axes[name].get_ylabel() for name in axes] == ["nats", "", "", ""]
+    of = f" of {5 * 200}"
+    assert [axes[name].get_title() for name in axes] == [
+        f"Energy: ESS {display.energy_ess:.0f}{of}, R-hat {display.energy_r_hat:.3f}",
+        f"wide: ESS {display.ess[0]:.0f}{of}, R-hat {display.r_hat[0]:.3f}",
+        f"Acceptance: {trace.acceptance.mean():.2f}",
+        "Autocorrelation",
+    ]
+    assert axes["acceptance"].get_ylim() == (-0.02, 1.02)
+
+
+def test_curves_of_the_autocorrelation_are_above_a_line_at_zero(trace):
+    ax = ChainDisplay.from_trace(trace).plot("autocorrelation").axes_["autocorrelation"]
+    *curves, zero = ax.get_lines()
+    of_energy, of_column = curves
+    assert np.array_equal(of_energy.get_xdata(), 2 * np.arange(50))  # a quarter of 200, thin=2
+    assert np.array_equal(of_energy.get_ydata(), autocorrelation(trace.energy, 50))
+    assert np.array_equal(of_column.get_ydata(), autocorrelation(trace.x[..., 1], 50))
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["energy", "column 1"]
+    assert list(zero.get_ydata()) == [0, 0]
+
+
 @pytest.mark.parametrize("kind", ["energy", "columns", "acceptance", "autocorrelation"])
 def test_it_draws_one_part(trace, kind):
     display = ChainDisplay.from_trace(trace, n_columns=3).plot(kind)

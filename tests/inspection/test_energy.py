@@ -330,6 +330,10 @@ def test_columns_that_are_not_numeric_are_fixed_at_the_most_frequent_value():
     rows = pd.DataFrame(grid(display), columns=["length", "count"])
     rows = rows.assign(kind="v", colour="red", left=False)
     np.testing.assert_allclose(display.values.ravel(), -pipeline.score_samples(rows))
+    turned = EnergyDisplay.from_estimator(  # whole numbers are a column as any on both axes
+        pipeline, X, columns=("count", "length"), grid_resolution=4
+    )
+    np.testing.assert_allclose(turned.values, display.values.T)
     with pytest.raises(ValueError, match="'kind' is not numeric"):
         EnergyDisplay.from_estimator(pipeline, X, columns=("length", "kind"))
 

@@ -127,3 +127,36 @@ def test_texts_are_whole_and_do_not_collide(name):
         assert -1 <= box.y0 <= box.y1 <= height + 1, box
     neighbours = chain(*map(pairwise, ticks), combinations(others, 2))
     assert not [pair for pair in neighbours if pair[0].padded(-1).overlaps(pair[1].padded(-1))]
+
+
+def straight_lines(figure):
+    """The lines across a whole panel: the axis, and the value on it."""
+    found = set()
+    for line in chain(*(ax.get_lines() for ax in figure.axes)):
+        x, y = map(np.ravel, line.get_data())
+        for axis, values, others in (("x", x, y), ("y", y, x)):
+            if list(others) == [0, 1] and values[0] == values[-1]:
+                found.add((axis, float(values[0])))
+    return found
+
+
+LINES = {
+    "ChainDisplay": lambda display: {("y", 0)},
+    "ExplanationDisplay": lambda display: {("x", 0)},
+    "PartitionDisplay": lambda display: {
+        *(("y", place) for place in (0.5, 1.5)),  # between three methods
+        ("x", display.frame["value"].iloc[0]),  # the exact one is the first
+    },
+    "PianoRollDisplay": lambda display: {("x", display.n_start - 0.5)},
+    "TrainingDisplay": lambda display: {("x", display.best_epoch), ("y", 0)},
+    "TrajectoryDisplay": lambda display: {("x", display.n_start - 1)},
+}
+
+
+@pytest.mark.parametrize("name", DISPLAYS)
+def test_straight_lines_are_at_zero_or_at_what_they_mark(name):
+    import matplotlib.pyplot as plt
+
+    display = DISPLAYS[name]()
+    assert straight_lines(display.plot().figure_) == LINES.get(name, lambda _: set())(display)
+    plt.close("all")

@@ -501,6 +501,23 @@ def test_one_process_reduces_nothing():
     assert distributed.ALONE.mean({"loss": 2.0}) == {"loss": 2.0}
 
 
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_sums_are_in_place_where_the_backend_reads_gpus_alone_too(device, monkeypatch):
+    """NCCL is given a copy on the GPU, others the tensor, wherever it is."""
+    values, elsewhere, reduced = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0]), []
+
+    def double_(tensor, **settings):
+        reduced.append(tensor.mul_(2))
+
+    ranks = object.__new__(distributed.Ranks)
+    ranks.device, ranks.processes = torch.device(device), "two"
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, device: elsewhere)
+    monkeypatch.setattr(dist, "all_reduce", double_)
+    assert ranks.sum_(values) is values
+    assert reduced[0] is (elsewhere if device == "cuda" else values)
+    assert values.tolist() == [2.0, 4.0]
+
+
 def of_one(rank, device, backend):
     """Fits by the steps of several processes, of which there is one."""
     if backend != "gloo":

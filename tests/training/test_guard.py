@@ -3,6 +3,7 @@
 import math
 import warnings
 
+import joblib
 import numpy as np
 import pytest
 import torch
@@ -14,6 +15,7 @@ from skorch.callbacks import Callback
 from skebm import ContrastiveDivergenceDensity, NCEDensity, ScoreMatchingDensity
 from skebm.base import SamplingError
 from skebm.energies import MLP
+from skebm.estimators.storage.nets import pack, unpack
 from skebm.objectives import ContrastiveDivergence
 from skebm.partition import ImportanceSampling
 from skebm.samplers import MALA, FromData, GibbsWithGradients, Langevin, Persistent, ReplayBuffer
@@ -115,6 +117,16 @@ def net_of(sampler, policy=None, epochs=4, cls=Diary, **settings):
 # ------------------------------------------------------------------------------
 # Roll-back
 # ------------------------------------------------------------------------------
+
+
+def test_a_state_that_is_loaded_is_that_of_a_net_that_was_rolled_back():
+    """The next divergence takes another seed and a smaller step, as if there were one net."""
+    net, other = net_of(Fused(fuses=(10, 3))), net_of(MALA(STEP))
+    net.fit(training_rows())
+    assert net.n_restarts_ == 2
+    assert joblib.hash(pack(net)) != joblib.hash(pack(other))
+    unpack(other, pack(net))
+    assert joblib.hash(pack(net)) == joblib.hash(pack(other))
 
 
 @pytest.mark.parametrize("policy", leading(1, [ReplayBuffer(size=60), None, FromData()]), ids=repr)

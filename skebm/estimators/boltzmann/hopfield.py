@@ -279,7 +279,7 @@ class RealMemory(Memory):
 
     def _weights(self, rows: np.ndarray) -> np.ndarray:
         affinity = self._affinity(rows - self.centre)
-        affinity -= affinity.max(1, keepdims=True)
+        affinity -= affinity.max(1, keepdims=True)  # so that no beta is too large for the counts
         weights: np.ndarray = softmax(self.beta * affinity + self.log_counts, axis=1)
         return weights
 
@@ -817,8 +817,9 @@ class HopfieldMemory(
         float
             At most 1.
         """
+        rows = self.recall(X).rows
         centre = self.patterns_.mean(0) if self.coding_ == "real" else 0.0
-        recalled = self._states(self.recall(X).rows) - centre
+        recalled = self._states(rows) - centre
         if y is None or np.ndim(y) == 1:
             patterns = self._states(self.patterns_) - centre
             return float(largest_similarities(recalled, patterns).mean())

@@ -366,6 +366,13 @@ class Returns(nn.Module):
         return self.value
 
 
+class HalfKnown(torch.distributions.Independent):
+    """The densities of some rows are unknown."""
+
+    def log_prob(self, value):
+        return super().log_prob(value).masked_fill(torch.arange(len(value)) > 0, math.nan)
+
+
 @pytest.mark.parametrize(
     ("flow", "error", "message"),
     [
@@ -379,8 +386,13 @@ class Returns(nn.Module):
             ValueError,
             "an event is a row",
         ),
+        (
+            Returns(HalfKnown(torch.distributions.Normal(torch.zeros(2), torch.ones(2)), 1)),
+            ValueError,
+            "one finite number for each of two draws",
+        ),
     ],
-    ids=["function", "class", "arguments", "number", "columns", "entries"],
+    ids=["function", "class", "arguments", "number", "columns", "entries", "nan"],
 )
 def test_what_is_no_flow(flow, error, message):
     with pytest.raises(error, match=message):

@@ -13,6 +13,7 @@ import torch
 
 from skebm.base import Clamp
 from skebm.distributions import ChowLiuTree, Distribution, IndependentBernoulli
+from skebm.distributions.trees.chow_liu import maximum_spanning_tree
 from tests.support.oracle import DOUBLE, P_FLOOR, bits, chi_square, count_states, seeded
 from tests.support.tiers import leading, only_full
 
@@ -405,6 +406,17 @@ def test_constant_and_duplicated_columns_stay_finite(row, dtype):
 def test_rows_of_weight_zero_are_refused():
     with pytest.raises(ValueError, match="row of positive weight"):
         ChowLiuTree.fit(bits(3), torch.zeros(8))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_number_of_nats_may_be_between_columns(seed):
+    """Columns of many categories share more than one nat, and ties of whole nats occur."""
+    nats = np.random.default_rng(seed).integers(0, 4, (5, 5)).astype(float)
+    nats = np.triu(nats, 1) + np.triu(nats, 1).T
+    parent = maximum_spanning_tree(nats)
+    assert (parent < 0).sum() == 1
+    found = sum(nats[i, p] for i, p in enumerate(parent) if p >= 0)
+    assert found == max(sum(nats[i, j] for i, j in edges) for edges in spanning_trees(5))
 
 
 @pytest.mark.parametrize("rows", [torch.zeros(3, 6), bits(6)])

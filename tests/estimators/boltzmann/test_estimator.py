@@ -318,6 +318,18 @@ def test_held_out_rows_choose_a_graph_that_has_the_true_one():
     assert double(l1=SparsityPath(n_values=3)).fit(X).path_.l1.shape <= (3,)
 
 
+@pytest.mark.parametrize("criterion", ["ebic", "cv"])
+def test_a_path_has_the_graphs_of_its_penalties(criterion):
+    """Those of fits with the l1 penalty alone."""
+    X = rows(machine(seed=1), 200)
+    path = double("exact", l1=SparsityPath(criterion=criterion, n_values=4, ratio=0.05))
+    path = path.fit(X).path_
+    assert len(set(path.n_edges)) == 4
+    for l1, n_edges in zip(path.l1, path.n_edges, strict=False):
+        couplings = double("exact", l1=l1, l2=0.0).fit(X).couplings_
+        assert np.count_nonzero(couplings) == 2 * n_edges
+
+
 def test_no_rows_tell_of_edges():
     X = np.tile([[0.0, 1.0], [1.0, 0.0], [0.0, 0.0], [1.0, 1.0]], (10, 1))
     assert not double(l1="ebic").fit(X).graph_.any()

@@ -453,6 +453,12 @@ def test_the_automatic_beta_gives_each_pattern_its_weight():
     assert again.beta_ == pytest.approx(memory.beta_, rel=0.2)
 
 
+@pytest.mark.parametrize("beta", [10.0, 1e6, 1e20])
+def test_repetitions_decide_between_patterns_at_the_same_distance(beta):
+    memory = HopfieldMemory(beta=beta).fit([[0.0], [0.0], [2.0], [10.0]])
+    assert_allclose(memory.transform([[1.0]]), [[0.0]], atol=1e-6)
+
+
 def test_patterns_that_nothing_separates_are_refused(monkeypatch):
     """A product is larger with a longer row; among few of many, there may be no longest."""
     monkeypatch.setattr(hopfield, "MOST_CHECKED", 1)
