@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import reprlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from datetime import date, timedelta
 from decimal import Decimal
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 import torch
-from sklearn.base import _fit_context as fit_context
+from sklearn.base import _fit_context
 from sklearn.utils import _param_validation as constraints
 from sklearn.utils import _safe_indexing as take_rows
 from sklearn.utils import check_array, check_random_state
@@ -37,7 +37,7 @@ from sklearn.utils.validation import _num_samples as n_rows
 from sklearn.utils.validation import validate_data as sklearn_validate_data
 
 from skebm.base import DataWarning
-from skebm.base.processes import warn
+from skebm.base.processes import as_task, warn
 
 __all__ = [
     "DEVICE",
@@ -79,6 +79,15 @@ __all__ = [
     "warn",
     "warn_of_booleans",
 ]
+
+
+def fit_context(*, prefer_skip_nested_validation: bool) -> Callable[..., Any]:
+    """A decorator of fits, by which parameters are validated and callbacks of scikit-learn told.
+
+    Within one that builds aside, so that callbacks end with what they have begun, the same object.
+    """
+    within = _fit_context(prefer_skip_nested_validation=prefer_skip_nested_validation)
+    return lambda fit: within(as_task(fit))
 
 
 class Interval(constraints.Interval):

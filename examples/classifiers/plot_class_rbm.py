@@ -33,9 +33,9 @@ for digit in range(10):
 known = few >= 0
 
 first = RBMClassifier(
-    100, objective="discriminative", n_iter=150, random_state=0
+    100, objective="discriminative", n_iter=60, random_state=0
 )
-hybrid = RBMClassifier(100, n_iter=150, random_state=0)
+hybrid = RBMClassifier(100, n_iter=60, random_state=0)
 semi = RBMClassifier(100, n_iter=60, unlabeled=-1, random_state=0)
 first.fit(X_train[known], few[known])
 hybrid.fit(X_train[known], few[known])

@@ -29,8 +29,9 @@ rng = np.random.default_rng(0)
 levels, y = load_digits(return_X_y=True)
 X = levels + rng.uniform(size=levels.shape)
 X_train, X_test, y_train, y_test = X[:597], X[797:], y[:597], y[797:]
-plain = JEMClassifier(generative_weight=0, partition=None, random_state=0)
-joint = JEMClassifier(partition=None, random_state=0)
+settings = {"n_iter": 50, "partition": None, "random_state": 0}
+plain = JEMClassifier(generative_weight=0, **settings)
+joint = JEMClassifier(**settings)
 models = {"plain classifier": plain, "joint model": joint}
 print("                   accuracy   log loss, nats   calibration error")
 for name, model in models.items():

@@ -34,7 +34,7 @@ def rows(n, seed):
 
 
 train, test = rows(1000, 0), rows(1000, 1)
-model = ConditionalDensity(given=0, random_state=0).fit(train)
+model = ConditionalDensity(given=0, n_iter=50, random_state=0).fit(train)
 linear = ConditionalDensity(given=0, base="linear", n_iter=0).fit(train)
 print("mean log-likelihood of new rows, in nats")
 print(f"  conditional density  {model.score(test):.2f}")
@@ -76,7 +76,8 @@ for _ in range(1200):
 table = lagged(np.array(series)[:, None], order=1)
 
 known, new = table[:900], table[900:]
-following = ConditionalDensity(given=0, random_state=0).fit(known)
+following = ConditionalDensity(given=0, n_iter=50, random_state=0)
+following.fit(known)
 linear = ConditionalDensity(given=0, base="linear", n_iter=0).fit(known)
 print("mean log-likelihood of a step given the last one, in nats")
 print(f"  conditional density    {following.score(new):.2f}")

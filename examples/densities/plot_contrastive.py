@@ -62,7 +62,7 @@ def divergence(model):
 model = ContrastiveDivergenceDensity(
     MLP(n_frequencies=32),
     base="gaussian",
-    learning_rate=0.005,
+    learning_rate=0.0025,
     n_iter=30,
     random_state=0,
 ).fit(X)

@@ -61,7 +61,7 @@ for name, log_density in log_densities.items():
 # All panels have the same colours. The points are rows of the data and
 # samples of the energy.
 
-side = np.linspace(-2, 3, 126)
+side = np.linspace(-2, 3, 84)
 grid = np.stack(np.meshgrid(side, side - 0.25), -1).reshape(-1, 2)
 samples = both.sample(300, random_state=0, n_steps=10)
 panels = {"truth, rows": truth.score_samples} | log_densities

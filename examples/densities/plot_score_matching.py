@@ -72,10 +72,11 @@ print(model.impute(holes, random_state=0).round(3))
 # smooth enough for chains to mix; removing the noise by Tweedie's formula,
 # with one gradient, gives digits. Pixels have the same scale, so they are
 # not standardised. Grey levels are whole numbers from 0 to 16; uniform
-# noise as wide as the gap between them makes them continuous.
+# noise as wide as the gap between them makes them continuous. The column of
+# pixels at the left, which is nearly always empty, is left out.
 
 rng = np.random.default_rng(0)
-levels = load_digits().data
+levels = load_digits().images[:, :, 1:].reshape(-1, 56)
 digits = (levels + rng.uniform(size=levels.shape)) / 8.5 - 1
 seen, unseen = digits[:1500], digits[1500:]
 painter = ScoreMatchingDensity(
@@ -88,7 +89,7 @@ painter = ScoreMatchingDensity(
 ).fit(seen)
 
 n = 10
-noisy = unseen[:n] + 0.5 * rng.standard_normal((n, 64))
+noisy = unseen[:n] + 0.5 * rng.standard_normal((n, 56))
 rows = {
     "unseen digits": unseen[:n],
     "with noise": noisy,
@@ -100,7 +101,7 @@ rows = {
 fig, axes = plt.subplots(len(rows), n, figsize=(7.5, 3.2))
 for line, (name, images) in zip(axes, rows.items(), strict=True):
     for ax, image in zip(line, images, strict=True):
-        ax.imshow(image.reshape(8, 8), cmap="gray_r", vmin=-1, vmax=1)
+        ax.imshow(image.reshape(8, 7), cmap="gray_r", vmin=-1, vmax=1)
         ax.set(xticks=[], yticks=[], frame_on=False)
     line[0].set_ylabel(name, rotation=0, ha="right", va="center")
 plt.show()

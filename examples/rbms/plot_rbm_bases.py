@@ -50,7 +50,7 @@ from skebm.objectives import Penalty
 from skebm.partition import AISBracket
 from skebm.training import SGD
 
-bracket = AISBracket(n_chains=50, n_betas=250, n_steps=50)
+bracket = AISBracket(n_chains=50, n_betas=100, n_steps=50)
 bases = ("independent", "chow-liu", "block-tree")
 scores = {}
 print(f"{'base':12} passes   test, nats   estimates of log Z differ by")
@@ -59,6 +59,7 @@ for base in bases:
         model = RBMEstimator(
             24,
             base=base,
+            learning_rate=0.1,
             n_iter=n_iter,
             optimizer=SGD(schedule="linear"),
             penalty=Penalty(l2=0.005),

@@ -42,7 +42,9 @@ settings = {
 }
 models = {
     "one normal distribution": GaussianMixture(reg_covar=0.1),
-    "Gaussian RBM": RBMEstimator(64, base="gaussian", **settings),
+    "Gaussian RBM": RBMEstimator(
+        64, base="gaussian", **settings | {"learning_rate": 0.1}
+    ),
     "spike-and-slab RBM": SpikeSlabRBM(64, **settings),
 }
 print("mean log-likelihood of test images, in nats")

@@ -41,7 +41,7 @@ rbm = RBMEstimator(
     base="independent",
     chains=Persistent(n_steps=5),
     n_iter=10,
-    learning_rate=0.05,
+    learning_rate=0.3,
     batch_size=50,
     random_state=0,
 )
@@ -54,7 +54,7 @@ pipeline = Pipeline([("binary", Binarizer(threshold=7)), ("rbm", rbm)])
 # that have one, the step size. Scores are mean log-likelihoods of
 # validation rows; with 16 hidden units log Z is exact.
 
-steps = [0.1, 0.3, 1.0]
+steps = [0.2, 0.5, 1.0]
 any_class = [Gibbs(), GibbsWithGradients(), DiscreteLangevin(adapt=True)]
 biased = DiscreteLangevin(adjust=False)  # no acceptance step
 grid = [

@@ -34,7 +34,7 @@ def song(n_bars, seed):
     return roll
 
 
-train = [song(8, seed) for seed in range(12)]
+train = [song(8, seed) for seed in range(6)]
 test = song(8, 100)
 
 # %%

@@ -13,6 +13,7 @@ interprets trained ones. It is stored with the model.
 from __future__ import annotations
 
 import abc
+import copy
 import functools
 import inspect
 import math
@@ -66,7 +67,14 @@ from skebm.base import (
 )
 from skebm.base import Real as Numbers
 from skebm.base.energy import check_temperature
-from skebm.base.processes import collect_warnings, lock_of, repeat
+from skebm.base.processes import (
+    Epochs,
+    TasksMixin,
+    begin_task,
+    collect_warnings,
+    lock_of,
+    repeat,
+)
 from skebm.base.processes.modes import TorchModes
 from skebm.base.sampler import whole_number
 from skebm.energies.neural import network_from_state, network_to_state
@@ -87,6 +95,7 @@ from skebm.training.distributed import (
     check_same_input,
     collective,
     map_over_ranks,
+    single_process,
 )
 from skebm.training.mapped import MappedArray, as_mapped, is_large
 from skebm.training.plan import check_net_params, stopping_of
@@ -282,13 +291,14 @@ def fraction_of_early_stopping(early_stopping: Any) -> float | None:
 # ------------------------------------------------------------------------------
 
 
-class BaseEBM(DocLinkMixin, SourceMixin, BaseEstimator, abc.ABC):
+class BaseEBM(DocLinkMixin, SourceMixin, TasksMixin, BaseEstimator, abc.ABC):
     """Base class of energy-based estimators; subclasses implement the three hooks below."""
 
     # Factories for ``<parameter>__<name>`` if the parameter is None or a string.
     _configs: ClassVar[dict[str, Callable[[Any, set[str]], Any]]] = {}
     # Whether training reads rows of a memory map as it needs them; other estimators read it whole.
     _reads_files: ClassVar[bool] = False
+    _has_tasks = True
 
     net_: EnergyNet
     net_params: dict[str, Any] | None
@@ -360,8 +370,8 @@ class BaseEBM(DocLinkMixin, SourceMixin, BaseEstimator, abc.ABC):
         *,
         streaming: bool,
         encode: Callable[[Any, bool], np.ndarray] | None = None,
-    ) -> Rows:
-        """Train on the rows of X and return them; continue if `streaming` or with a warm start.
+    ) -> None:
+        """Train on the rows of X; continue if `streaming` or with a warm start.
 
         `encode` computes the targets from validated X and whether training continues.
         """
@@ -401,13 +411,28 @@ class BaseEBM(DocLinkMixin, SourceMixin, BaseEstimator, abc.ABC):
             net = net.copy()
         net.completion_ = functools.partial(self._recipe.family.complete, self._recipe)
         try:
-            self.net_ = net.partial_fit(train)
+            epochs = self._epochs(net, rows)
+            self.net_ = net.partial_fit(train, tasks=epochs)
         except DivergenceError as error:
             raise DivergenceError(f"{error} {table.divergence_advice(rows)}".rstrip()) from error
         if streaming:
             net.raise_interrupt("partial_fit was interrupted; the model is as it was before.")
         self._conclude(net, rows)
-        return rows
+
+    def _epochs(self, net: EnergyNet, rows: Rows) -> Epochs | None:
+        """Begin the task of this fit; its epochs if callbacks are to be told of them."""
+        fit = begin_task(max(net.max_epochs, net.most_epochs))
+        if fit is None or not fit.has_callbacks:
+            return None
+        return Epochs(fit, lambda: self._attributes_now(net, rows))
+
+    def _attributes_now(self, net: EnergyNet, rows: Rows) -> dict[str, Any]:
+        """Attributes of this estimator as if Ctrl-C had ended the training of a net now."""
+        draft: Any = copy.copy(self)
+        draft.net_ = net.copy()
+        with collect_warnings(), single_process():  # others may not be asked
+            draft._conclude(draft.net_, rows)
+        return vars(draft)
 
     def _conclude(self, net: EnergyNet, rows: Rows) -> None:
         """Set what is known only after training, and warn of what that has come to."""
@@ -575,6 +600,12 @@ class BaseEBM(DocLinkMixin, SourceMixin, BaseEstimator, abc.ABC):
         return torch.Generator(device).manual_seed(draw_seed(random_state))
 
     # ---------------------------------------------------------------- storage
+
+    def __copy__(self) -> Any:
+        # What an attribute holds is replaced, never changed in place.
+        found: Any = object.__new__(type(self))
+        vars(found).update(vars(self))
+        return found
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__().copy()
@@ -947,9 +978,13 @@ class DetectionMixin(OutlierMixin, DensityMixin, OfModel):
     def _set_threshold(self, rows: Rows) -> None:
         """Set the threshold of `predict`, or keep what it will be computed from."""
 
-    @fit_context(prefer_skip_nested_validation=True)
+    def _conclude(self, net: EnergyNet, rows: Rows) -> None:
+        super()._conclude(net, rows)
+        self._set_threshold(rows)
+
     @raises_interrupt
     @atomic
+    @fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Fit the model to the rows of X.
 
@@ -970,7 +1005,7 @@ class DetectionMixin(OutlierMixin, DensityMixin, OfModel):
         -------
         self : object
         """
-        self._set_threshold(self._fit(X, sample_weight, streaming=False))
+        self._fit(X, sample_weight, streaming=False)
         return self
 
     @atomic
@@ -996,7 +1031,7 @@ class DetectionMixin(OutlierMixin, DensityMixin, OfModel):
         -------
         self : object
         """
-        self._set_threshold(self._fit(X, sample_weight, streaming=True))
+        self._fit(X, sample_weight, streaming=True)
         return self
 
     def _share_of_kept(self, rows: Rows) -> float:

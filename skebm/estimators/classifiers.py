@@ -188,9 +188,9 @@ class ProbabilisticClassifierMixin(ClassifierMixin, PartitionMixin):
     def _logits_of(self, rows: Rows) -> np.ndarray:
         """Logits of validated rows."""
 
-    @fit_context(prefer_skip_nested_validation=True)
     @raises_interrupt
     @atomic
+    @fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
         """Fit the model to rows and their labels.
 

@@ -33,6 +33,7 @@ from skebm._validation import (
 )
 from skebm.base import SamplingWarning, torchtools
 from skebm.base.energy import check_temperature
+from skebm.base.processes import TasksMixin
 from skebm.base.sampler import whole_number
 from skebm.distributions import (
     Affine,
@@ -74,7 +75,7 @@ USED_BY = {
 }
 
 
-class TractableDensity(DocLinkMixin, SourceMixin, DensityMixin, BaseEstimator):
+class TractableDensity(DocLinkMixin, SourceMixin, TasksMixin, DensityMixin, BaseEstimator):
     r"""Density of the rows of a table by a distribution with a closed form, exactly normalised.
 
     These are the distributions that neural densities correct. They take a fraction of the time of

@@ -29,7 +29,7 @@ from skebm.base import (
     sampling,
 )
 from skebm.base.objective import FusedSteps
-from skebm.base.processes import Notice, may_draw, progress_bar, repeat, threads
+from skebm.base.processes import Epochs, Notice, may_draw, progress_bar, repeat, threads
 from skebm.base.processes.modes import TorchModes
 from skebm.base.torchtools import SGD, searches_steps
 from skebm.training.callbacks import check_callbacks
@@ -76,9 +76,11 @@ class Run:
     """State that changes at every batch, kept outside the net, whose attributes are slow to set."""
 
     state: Any = None
-    # During a fit, the objective's own steps, or those of several processes.
+    # During a fit, the objective's own steps, or those of several processes; and its epochs, if
+    # callbacks of scikit-learn are told of them.
     steps: FusedSteps | None = None
     parallel: DataParallel | None = None
+    epochs: Epochs | None = None
 
 
 class Clock:
@@ -456,7 +458,14 @@ class EnergyNet(NeuralNet):
     # ---------------------------------------------------------------- epochs
 
     @collective
-    def partial_fit(self, X: Rows, y: Any = None, classes: Any = None, **kwargs: Any) -> Any:
+    def partial_fit(
+        self,
+        X: Rows,
+        y: Any = None,
+        classes: Any = None,
+        tasks: Epochs | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """Train for `max_epochs`; `interrupted_` says whether Ctrl-C ended it.
 
         skorch would swallow `KeyboardInterrupt` and leave no trace of it. One that comes before the
@@ -482,6 +491,7 @@ class EnergyNet(NeuralNet):
         modes = TorchModes.current()
         self.first_: list[Tensor] = []
         self._find_group(X)
+        self.run_.epochs = tasks
         try:
             self.notify("on_train_begin", X=X, y=y)
             self.fit_loop(X, y, **kwargs)
@@ -495,7 +505,7 @@ class EnergyNet(NeuralNet):
             if self.interrupted_ and self.group_.size > 1:  # the others are at other batches
                 raise
         finally:
-            self.run_.parallel = None
+            self.run_.parallel = self.run_.epochs = None
             for one in self._resuming():
                 one.release()
         self.group_.meet("the end of training")
@@ -630,6 +640,13 @@ class EnergyNet(NeuralNet):
         if n_epochs > self.n_before_ and self.clock_.is_over():
             raise NoFurtherGainError
         super().on_epoch_begin(net, dataset_train, dataset_valid, **kwargs)
+        if self.run_.epochs is not None:
+            self.run_.epochs.begin()
+
+    def on_epoch_end(self, net: Any, *args: Any, **kwargs: Any) -> None:
+        super().on_epoch_end(net, *args, **kwargs)
+        if self.run_.epochs is not None and self.run_.epochs.end():
+            raise KeyboardInterrupt  # as callbacks of skorch end training
 
     def run_single_epoch(
         self, iterator: Any, training: bool, prefix: str, step_fn: Any, **fit_params: Any

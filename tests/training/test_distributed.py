@@ -416,6 +416,38 @@ def of_case(rank, name):
     return fingerprint(model.fit(*rows_of(model)))
 
 
+class Kept:
+    """A callback of scikit-learn that is given the model of each epoch."""
+
+    def __init__(self):
+        self.epochs = []
+
+    def setup(self, estimator, context): ...
+
+    def teardown(self, estimator, context): ...
+
+    def on_fit_task_begin(self, estimator, context): ...
+
+    def on_fit_task_end(self, estimator, context, *, fitted_estimator=None):
+        self.epochs.append(fitted_estimator.n_iter_)
+
+
+@full
+def test_one_process_alone_may_ask_for_the_models_of_epochs():
+    pytest.importorskip("sklearn.callback")
+    (first, epochs), (second, none) = on_ranks(followed)
+    assert first == second == on_ranks(of_case, "pcd")[0]
+    assert (epochs, none) == ([1, 2, 3, 4, 4], [])
+
+
+def followed(rank):
+    model, kept = make("pcd"), Kept()
+    if not rank:
+        model.set_callbacks(kept)
+    model.fit(*rows_of(model)).set_callbacks()
+    return fingerprint(model), kept.epochs
+
+
 def undivided(rank):
     missing = BITS.copy()
     missing[::7, 2] = np.nan

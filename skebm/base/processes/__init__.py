@@ -15,6 +15,14 @@ from skebm.base.processes.notices import (
     warn,
     without_warnings,
 )
+from skebm.base.processes.tasks import (
+    Epochs,
+    TasksMixin,
+    as_task,
+    begin_task,
+    fit_of,
+    parts_of_fit,
+)
 from skebm.base.processes.threads import n_threads, set_threads, threads
 from skebm.base.processes.workers import (
     Reduction,
@@ -27,12 +35,17 @@ from skebm.base.processes.workers import (
 )
 
 __all__ = [
+    "Epochs",
     "Notice",
     "Reduction",
+    "TasksMixin",
     "Workers",
+    "as_task",
+    "begin_task",
     "collect_warnings",
     "draws_from",
     "enter_all",
+    "fit_of",
     "in_worker",
     "inside",
     "lock_of",
@@ -40,6 +53,7 @@ __all__ = [
     "mean_over_ranks",
     "n_threads",
     "own_modes",
+    "parts_of_fit",
     "progress_bar",
     "reduce_gradients",
     "reducing",

@@ -24,6 +24,7 @@ from skebm._validation import (
     warn,
 )
 from skebm.base import DataWarning, SamplingWarning
+from skebm.base.processes import TasksMixin
 from skebm.energies import BoltzmannMachine
 from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import atomic, non_default_parameters, warn_without_effect
@@ -386,7 +387,7 @@ def _ratio(product: np.ndarray, squares: np.ndarray) -> np.ndarray:
 
 
 class HopfieldMemory(
-    DocLinkMixin, SourceMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstimator
+    DocLinkMixin, SourceMixin, TasksMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstimator
 ):
     r"""Associative memory: a Hopfield network, which recalls stored rows from corrupted ones.
 

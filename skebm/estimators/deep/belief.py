@@ -35,7 +35,14 @@ from skebm._validation import (
 )
 from skebm.base import LikelihoodWarning, PartitionEstimator
 from skebm.base.energy import check_temperature
-from skebm.base.processes import Notice, collect_warnings, repeat
+from skebm.base.processes import (
+    Notice,
+    TasksMixin,
+    collect_warnings,
+    fit_of,
+    parts_of_fit,
+    repeat,
+)
 from skebm.base.sampler import whole_number, whole_numbers
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
@@ -74,6 +81,7 @@ def default_rbm() -> RBMEstimator:
 class DeepBeliefNetwork(
     DocLinkMixin,
     SourceMixin,
+    TasksMixin,
     ClassNamePrefixFeaturesOutMixin,
     TransformerMixin,
     DensityMixin,
@@ -203,6 +211,7 @@ class DeepBeliefNetwork(
         "random_state": ["random_state"],
         "verbose": ["verbose"],
     }
+    _has_tasks = True
 
     def __init__(
         self,
@@ -304,7 +313,6 @@ class DeepBeliefNetwork(
 
     # ---------------------------------------------------------------- fitting
 
-    @fit_context(prefer_skip_nested_validation=False)
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> DeepBeliefNetwork:
         """Fit the RBMs, one after the other.
 
@@ -322,18 +330,20 @@ class DeepBeliefNetwork(
         -------
         self : DeepBeliefNetwork
         """
-        interrupted = self._fit(X, sample_weight)
+        interrupted = self._fit(X, y, sample_weight)
         if interrupted is not None:
             raise interrupted
         return self
 
     @atomic
-    def _fit(self, X: Any, sample_weight: Any) -> KeyboardInterrupt | None:
+    @fit_context(prefer_skip_nested_validation=False)
+    def _fit(self, X: Any, y: Any, sample_weight: Any) -> KeyboardInterrupt | None:
         """Fit and return what ended the training of an RBM, if anything did."""
         check_columns(self, X, reset=True)
         random = self._common_random()
         layers = self._layers(random)
         warn_without_effect(self._without_effect([layer.n_components for layer in layers]))
+        tasks = parts_of_fit([f"fit-layer-{k}" for k in range(len(layers))])
         fitted: list[RBMEstimator] = []
         interrupted = None
         with _naming_layers(len(layers)) as noting:
@@ -341,7 +351,7 @@ class DeepBeliefNetwork(
                 if k:
                     X = self._upper_rows(fitted[-1]._features_of(X), random)
                 try:
-                    with noting(k):
+                    with noting(k), fit_of(tasks[k], layer):
                         layer.fit(X, sample_weight=sample_weight)
                 except KeyboardInterrupt as error:
                     if not layer.__sklearn_is_fitted__():

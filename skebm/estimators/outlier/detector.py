@@ -36,7 +36,7 @@ from skebm._validation import (
     warn,
 )
 from skebm.base import DataWarning, LikelihoodWarning, SettingWarning
-from skebm.base.processes import without_warnings
+from skebm.base.processes import TasksMixin, begin_task, parts_of_fit, without_warnings
 from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import (
     atomic,
@@ -111,7 +111,7 @@ def _has_likelihood(detector: EnergyOutlierDetector) -> bool:
 
 
 class EnergyOutlierDetector(
-    DocLinkMixin, SourceMixin, OutlierMixin, MetaEstimatorMixin, BaseEstimator
+    DocLinkMixin, SourceMixin, TasksMixin, OutlierMixin, MetaEstimatorMixin, BaseEstimator
 ):
     r"""Outlier detector from any density or score, with conformal p-values.
 
@@ -273,6 +273,7 @@ class EnergyOutlierDetector(
         "n_jobs": N_JOBS,
         "verbose": ["verbose"],
     }
+    _has_tasks = True
 
     def __init__(
         self,
@@ -352,6 +353,7 @@ class EnergyOutlierDetector(
         random = self._common_random()
         weight = self._weight(fit_params, X)
         if self._takes_fitted:
+            begin_task(0)
             models, held_out = [self._prefit_model(fit_params)], [None]
             self.n_trimmed_ = 0
         else:
@@ -438,7 +440,9 @@ class EnergyOutlierDetector(
             if gross is not None:
                 counting = np.flatnonzero(~gross if weight is None else ~gross & (weight > 0))
         calls: list[tuple[Any, ...]] = []
-        for rows, _ in splits:  # all that is random is drawn here, before workers share the fits
+        tasks = parts_of_fit(["fit-estimator"] * len(splits))
+        # All that is random is drawn here, before workers share the fits.
+        for task, (rows, _) in zip(tasks, splits, strict=True):
             if counting is not None:
                 rows = counting if rows is None else np.intersect1d(rows, counting)
             if self.estimator is None or self.trim is not None:
@@ -447,7 +451,7 @@ class EnergyOutlierDetector(
             model = clone(estimator)
             if self.random_state is not None:
                 set_seeds(model, random)
-            calls.append((fit_model, model, X, y, params, rows, self.trim, seed))
+            calls.append((fit_model, task, model, X, y, params, rows, self.trim, seed))
         fitted = for_each_model(calls, "fit", self.n_jobs, self.verbose)
         self.n_trimmed_ = sum(n_far for _, n_far in fitted)
         return [model for model, _ in fitted], [held_out for _, held_out in splits]

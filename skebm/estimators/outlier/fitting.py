@@ -11,7 +11,7 @@ from sklearn.model_selection import KFold, check_cv
 from sklearn.pipeline import make_pipeline
 
 from skebm._validation import n_rows, take_fit_params, take_rows
-from skebm.base.processes import Workers, progress_bar
+from skebm.base.processes import Workers, fit_of, progress_bar
 from skebm.estimators.outlier.product import ProductOfDensities
 from skebm.estimators.outlier.trimming import far_rows
 from skebm.estimators.tables.encoding import TableEncoder
@@ -114,6 +114,7 @@ def fold_splits(cv: Any, n: int, random: np.random.RandomState) -> list[Split]:
 
 
 def fit_model(
+    task: Any,
     model: Any,
     X: Any,
     y: Any,
@@ -138,4 +139,5 @@ def fit_model(
         params = take_fit_params(X, params, rows)
         X = some_rows(X, rows)
         y = None if y is None else take_rows(y, rows)
-    return (model.fit(X, **params) if y is None else model.fit(X, y, **params)), n_far
+    with fit_of(task, model):
+        return (model.fit(X, **params) if y is None else model.fit(X, y, **params)), n_far

@@ -43,7 +43,14 @@ from skebm._validation import (
 )
 from skebm.base import LikelihoodWarning, LogPartition, torchtools
 from skebm.base.energy import check_temperature
-from skebm.base.processes import Workers, lock_of, progress_bar
+from skebm.base.processes import (
+    TasksMixin,
+    Workers,
+    fit_of,
+    lock_of,
+    parts_of_fit,
+    progress_bar,
+)
 from skebm.base.sampler import whole_number
 from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import atomic
@@ -92,11 +99,12 @@ class Fits:
 
     def results(self, fits: list[tuple[Any, ...]]) -> list[Any]:
         """Results of ``(name, expert, ...)``, the arguments of :func:`fit_expert`."""
+        tasks = parts_of_fit([f"fit-{name}" for name, *_ in fits])
 
         def calls() -> Iterator[tuple[Any, ...]]:
-            for name, *args in fits:
+            for task, (name, *args) in zip(tasks, fits, strict=True):
                 self.bar.set_description(f"ProductOfDensities: {name}")
-                yield (fit_expert, *args)
+                yield (fit_expert, task, *args)
 
         found = []
         pairs = Workers(self.n_jobs, self.bar).results(calls())
@@ -113,6 +121,7 @@ class Fits:
 
 
 def fit_expert(
+    task: Any,
     expert: Any,
     X: np.ndarray,
     weight: np.ndarray | None = None,
@@ -125,12 +134,15 @@ def fit_expert(
         kind = {}
         if weight is not None:
             kind["sample_weight"] = weight if train is None else weight[train]
-        expert = expert.fit(X if train is None else take_rows(X, train), **kind)
+        with fit_of(task, expert):
+            expert = expert.fit(X if train is None else take_rows(X, train), **kind)
     found = expert if test is None else relative_log_density(expert, take_rows(X, test))
     return found, time.perf_counter() - started
 
 
-class ProductOfDensities(DocLinkMixin, SourceMixin, DensityMixin, Composition, BaseEstimator):
+class ProductOfDensities(
+    DocLinkMixin, SourceMixin, TasksMixin, DensityMixin, Composition, BaseEstimator
+):
     r"""Product of powers of densities, each fitted to the rows by itself.
 
     .. math:: p(x) = \frac1Z \prod_{k=1}^{K} q_k(x)^{w_k} , \qquad
@@ -216,6 +228,7 @@ class ProductOfDensities(DocLinkMixin, SourceMixin, DensityMixin, Composition, B
         "n_jobs": N_JOBS,
         "verbose": ["verbose"],
     }
+    _has_tasks = True
 
     def __init__(
         self,

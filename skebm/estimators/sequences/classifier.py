@@ -276,9 +276,9 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
 
     # ---------------------------------------------------------------- fitting
 
-    @fit_context(prefer_skip_nested_validation=True)
     @raises_interrupt
     @atomic
+    @fit_context(prefer_skip_nested_validation=True)
     @in_sequences
     def fit(self, X: Any, y: Any, lengths: Any = None) -> Any:
         """Fit the model to sequences of frames and their labels.

@@ -25,6 +25,7 @@ from skebm._validation import (
     warn,
 )
 from skebm.base import SettingWarning
+from skebm.base.processes import TasksMixin, fit_of, parts_of_fit
 from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import (
     atomic,
@@ -49,7 +50,7 @@ from skebm.training.streams import SourceMixin
 
 
 class SequenceOutlierDetector(
-    DocLinkMixin, SourceMixin, OutlierMixin, MetaEstimatorMixin, BaseEstimator
+    DocLinkMixin, SourceMixin, TasksMixin, OutlierMixin, MetaEstimatorMixin, BaseEstimator
 ):
     r"""Detector of anomalous frames of sequences, with conformal p-values over whole sequences.
 
@@ -163,6 +164,7 @@ class SequenceOutlierDetector(
         "use_next": ["boolean", StrOptions({"auto"})],
         "random_state": ["random_state"],
     }
+    _has_tasks = True
 
     def __init__(
         self,
@@ -240,10 +242,11 @@ class SequenceOutlierDetector(
         if getattr(model, "sequence_column", None) is not None:
             model.set_params(sequence_column=None)
         warn_without_effect(self._without_effect(single))
+        (task,) = parts_of_fit(["fit-estimator"])
         if single:
-            found = self._fit_blocks(model, X)
+            found = self._fit_blocks(task, model, X)
         else:
-            found = self._fit_sequences(model, X, lengths, random)
+            found = self._fit_sequences(task, model, X, lengths, random)
         self.estimator_ = model
         self._threshold = ConformalThreshold.fit([found], self.contamination)
         self.contamination_ = self._threshold.level
@@ -284,7 +287,7 @@ class SequenceOutlierDetector(
             )
 
     def _fit_sequences(
-        self, model: Any, X: Any, lengths: np.ndarray, random: np.random.RandomState
+        self, task: Any, model: Any, X: Any, lengths: np.ndarray, random: np.random.RandomState
     ) -> np.ndarray:
         """Fit to some sequences; the statistics of the others."""
         n = len(lengths)
@@ -293,12 +296,13 @@ class SequenceOutlierDetector(
         out = np.zeros(n, dtype=bool)
         out[random.permutation(n)[: min(n_held, n - 1)]] = True
         of_frame = np.repeat(out, lengths)
-        model.fit(take_rows(X, np.flatnonzero(~of_frame)), lengths=lengths[~out])
+        with fit_of(task, model):
+            model.fit(take_rows(X, np.flatnonzero(~of_frame)), lengths=lengths[~out])
         self.block_length_ = None
         held_out = take_rows(X, np.flatnonzero(of_frame))
         return least_of(self._scores(model, held_out, lengths[out]), lengths[out])
 
-    def _fit_blocks(self, model: Any, X: Any) -> np.ndarray:
+    def _fit_blocks(self, task: Any, model: Any, X: Any) -> np.ndarray:
         """Fit to the beginning of a sequence; the statistics of blocks of its end."""
         n = n_rows(X)
         fraction = 0.5 if self.calibration_fraction == "auto" else self.calibration_fraction
@@ -316,7 +320,8 @@ class SequenceOutlierDetector(
         self._check_enough(
             len(starts), f"blocks of {length} frames (of n_samples={n}, {gap} apart)"
         )
-        model.fit(train, **({} if self._keeps_time else {"lengths": [n_train]}))
+        with fit_of(task, model):
+            model.fit(train, **({} if self._keeps_time else {"lengths": [n_train]}))
         self.block_length_ = int(length)
         value = self._scores(model, X, np.array([n]))
         return value[starts[:, None] + np.arange(length)].min(1)

@@ -269,9 +269,9 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
 
     # ---------------------------------------------------------------- fitting
 
-    @fit_context(prefer_skip_nested_validation=True)
     @raises_interrupt
     @atomic
+    @fit_context(prefer_skip_nested_validation=True)
     @in_sequences
     def fit(self, X: Any, y: Any = None, lengths: Any = None) -> Any:
         """Fit the model to sequences.
@@ -323,9 +323,7 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
         def first(validated: Any, goes_on: bool) -> np.ndarray:
             return first_frames(validated.shape[0], lengths)
 
-        rows = self._fit(X, None, streaming=streaming, encode=first)
-        assert isinstance(rows, Segments)
-        self._set_threshold(rows)
+        self._fit(X, None, streaming=streaming, encode=first)
         return self
 
     def _set_threshold(self, rows: Rows) -> None:

@@ -84,7 +84,9 @@ def test_of_many_rows_some_are_left_out_of_the_fit(copied, monkeypatch):
     seen = []
     fit = EnergyNet.partial_fit
     monkeypatch.setattr(
-        EnergyNet, "partial_fit", lambda net, rows: seen.append(len(rows)) or fit(net, rows)
+        EnergyNet,
+        "partial_fit",
+        lambda net, rows, **more: seen.append(len(rows)) or fit(net, rows, **more),
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)

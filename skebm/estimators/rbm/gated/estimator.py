@@ -223,9 +223,9 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
 
     # ---------------------------------------------------------------- fitting
 
-    @fit_context(prefer_skip_nested_validation=True)
     @raises_interrupt
     @atomic
+    @fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> GatedRBM:
         """Fit the model to pairs of rows.
 

@@ -21,6 +21,7 @@ from skebm._validation import (
     kind_of,
     validate_data,
 )
+from skebm.base.processes import TasksMixin
 from skebm.base.processes.searches import first_of
 from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import atomic
@@ -40,7 +41,7 @@ SEASONAL = 0.2
 MOST_EMPTY = 20
 
 
-class Windows(DocLinkMixin, TransformerMixin, BaseEstimator):
+class Windows(DocLinkMixin, TasksMixin, TransformerMixin, BaseEstimator):
     r"""Turn a series into rows, one for each time stamp, that any density or detector takes.
 
     A row describes a value beside the `lags` values before it. By default it holds what is new in

@@ -21,6 +21,7 @@ from skebm._validation import (
     is_frame,
     validate_data,
 )
+from skebm.base.processes import TasksMixin
 from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import atomic
 from skebm.estimators.tables.columns import Coding, column_names
@@ -48,7 +49,7 @@ from skebm.estimators.tables.units import extreme_factors
 from skebm.training.streams import SourceMixin
 
 
-class TableEncoder(DocLinkMixin, SourceMixin, TransformerMixin, BaseEstimator):
+class TableEncoder(DocLinkMixin, SourceMixin, TasksMixin, TransformerMixin, BaseEstimator):
     """Encode a table with columns of any kind as standardised numbers, for densities of numbers.
 
     `columns_` says what became of each column:
