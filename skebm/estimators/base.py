@@ -96,6 +96,9 @@ from skebm.training.streams import SourceMixin, Spool, is_stream, spool
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
 
+# Rows with missing entries that set the threshold of `predict`, at most: a quantile of a tenth is
+# then one of 0.09 to 0.11, and 4,600 of ten thousand rows would take half as long as the training.
+MOST_WITH_HOLES = 1000
 # Training rows that are kept as starting points of reverse annealing.
 N_REFERENCE = 500
 
@@ -473,7 +476,7 @@ class BaseEBM(DocLinkMixin, SourceMixin, BaseEstimator, abc.ABC):
             judges = family.complete_copies(recipe, validation, generator)
             net.judge_by(judges, family.log_ratios(recipe))
         if before is None:
-            family.initialise(recipe, net.module_.energy, train)
+            family.begin(recipe, net, train)
         else:
             net.load_state(before)
         self._recipe = recipe
@@ -674,6 +677,24 @@ def _hold_out(rows: Rows, fraction: float, generator: torch.Generator) -> tuple[
         raise ValueError("early_stopping needs at least two rows, one of them for validation.")
     n = min(len(rows) - 1, max(1, round(fraction * len(rows))))
     return rows.split(n, generator)
+
+
+def with_fewer_holes(rows: Rows) -> Rows:
+    """The rows, with at most `MOST_WITH_HOLES` of missing entries, in proportion to their weight.
+
+    The missing entries of each are summed out by annealing.
+    """
+    known = None if rows.is_mapped else rows.present_entries()
+    holes = torch.zeros(0) if known is None else (~known.all(1)).nonzero().ravel()
+    if len(holes) <= MOST_WITH_HOLES:
+        return rows
+    weight = rows.counts
+    order = torch.randperm(len(holes), generator=torch.Generator(holes.device).manual_seed(0))
+    kept, left_out = holes[order[:MOST_WITH_HOLES]], holes[order[MOST_WITH_HOLES:]]
+    total = weight[holes].sum()
+    weight = weight.index_fill(0, left_out, 0.0)
+    weight[kept] *= total / weight[kept].sum()
+    return rows.with_weights(weight).subset(weight.nonzero().ravel())
 
 
 def upper_quantile(values: np.ndarray, share: float, weight: np.ndarray | None) -> float:
@@ -1022,8 +1043,9 @@ class BaseDensity(DetectionMixin, PartitionMixin, BaseEBM, abc.ABC):
 
     @collective
     def _set_threshold(self, rows: Rows) -> None:
-        energies = map_over_ranks(rows, self._energies)
-        weight = None if rows.is_mapped and rows.weight is None else rows.counts.cpu().numpy()
+        some = with_fewer_holes(rows)
+        energies = map_over_ranks(some, self._energies)
+        weight = None if some.is_mapped and some.weight is None else some.counts.cpu().numpy()
         self.threshold_ = upper_quantile(energies, self._share_of_kept(rows), weight)
 
     def score(self, X: Any, y: Any = None) -> float:
