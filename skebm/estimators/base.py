@@ -461,6 +461,8 @@ class BaseEBM(DocLinkMixin, SourceMixin, BaseEstimator, abc.ABC):
         # What is fitted before training, or chosen, is by a sample of the rows of a file.
         recipe = self._design(train.subsample(seed), table, before, streaming=streaming)
         warn_without_effect(recipe.without_effect(non_default_parameters(self)))
+        if streaming and before is None:
+            warn_of_stream()
         family = recipe.family
         net = recipe.plan.net(
             family.objective(recipe, generator),
@@ -669,6 +671,16 @@ def states_near(x: Tensor, domain: Domain) -> Tensor:
 def at_least_two(x: Tensor) -> Tensor:
     """The rows, or a single row twice: reverse annealing needs two for a standard error."""
     return x if len(x) > 1 else x.expand(2, -1)
+
+
+def warn_of_stream() -> None:
+    """Say, at the first rows of a stream, that none of them guard its training."""
+    warn(
+        "partial_fit holds out no rows, so that nothing notices when training diverges slowly or "
+        "makes the model worse than its base.",
+        SettingWarning,
+        ("Score rows that you keep apart, or pass all rows to fit, which holds some out.",),
+    )
 
 
 def _hold_out(rows: Rows, fraction: float, generator: torch.Generator) -> tuple[Rows, Rows]:
