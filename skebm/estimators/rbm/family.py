@@ -103,6 +103,8 @@ MOST_EPOCHS, MOST_WORK = 500, 2e11
 # are as slow there.
 BITS_WORK, TREE_WORK, TREE_COLUMN_WORK = 6e5, 3e6, 3e4
 COLUMNS_WORK, CLASSES_WORK, MISSING_WORK = 1.5e7, 2.7e7, 1.6
+# Iterations of a line search of all rows from the weights of its trial, as a part of those of that.
+ITERATIONS_OF_ALL_ROWS = 0.2
 # Seconds of training from on which trials, which take several times as long, choose the base.
 ENOUGH_TIME = 60
 # Steps at most while held-out rows gain.
@@ -315,6 +317,8 @@ class RBMFamily(Family, JointModel):
 
         The net is then set to what the trial has trained.
         """
+        if recipe.guard_seed is None:  # a line search, which nothing guards
+            return replace(recipe, trial=None)
         _, guards = self.rows_apart(recipe, rows)
         weight = None if guards.weight is None else guards.weight.double()
         generator = torch.Generator(rows.device).manual_seed(net.seed_)
@@ -512,7 +516,7 @@ def design_recipe(
         if found.guard_seed is not None:
             return going_on_from(trial, found, own_epochs=asked_steps(estimator).n_iter != "auto")
         if found.plan.searches:
-            return found.with_epochs(trial.n_epochs)
+            return search_going_on_from(trial, found)
     return trials.by_halves(found, first, rows) if found.family.by_halves else found
 
 
@@ -539,6 +543,12 @@ def going_on_from(trial: Trial, recipe: RBMRecipe, *, own_epochs: bool) -> RBMRe
         return replace(recipe, trial=trial)
     found = replace(recipe, trial=trial._replace(is_start=True))
     return found.with_epochs(max(found.plan.n_iter - trial.n_epochs, 1))
+
+
+def search_going_on_from(trial: Trial, recipe: RBMRecipe) -> RBMRecipe:
+    """The recipe of a line search of all rows from the weights of the trial, which had fewer."""
+    found = replace(recipe, trial=trial._replace(is_start=True))
+    return found.with_epochs(math.ceil(ITERATIONS_OF_ALL_ROWS * trial.n_epochs))
 
 
 def choice_before_trials(estimator: Any, base: str | None, aim: str) -> BaseChoice:

@@ -105,9 +105,9 @@ def test_the_plainest_is_kept_unless_another_is_better(values, best):
     # Rows are compared by pairs, which differ by the same amount here: those behind do not go on.
     most = max(values.values())
     left = [name for name, value in of_name.items() if value == most]
-    further = [(name, part) for part in (0.5, 1.0) for name in left] if len(left) > 1 else []
-    assert seen == [(name, 200, 100, 0.2) for name in names] + [
-        (name, 200, 100, part) for name, part in further
+    assert seen == [
+        *((name, 200, 100, 0.4) for name in names),
+        *((name, 200, 100, 1.0) for name in left if len(left) > 1),
     ]
     assert "100 held-out rows" in choice.reason
     assert all(name in choice.reason for name in names)
@@ -135,7 +135,15 @@ def test_the_first_number_of_units_is_kept_unless_others_are_better(names, of_si
     choice, _ = choose_base(names, tuple(of_size), trial, bits(300), generator)
     assert (choice.name, choice.n_hidden) == (names[-1], best)
     first = [(name, 8) for name in names]  # other numbers with the base that leads
-    assert seen == [(*one, 0.2) for one in first + [(names[-1], n) for n in sizes[1:]]]
+    assert (
+        seen
+        == [
+            *((*one, 0.4) for one in first),
+            (names[-1], 8, 1.0),
+            *((names[-1], n, part) for n in sizes[1:] for part in (0.4, 1.0)),
+        ][: len(seen)]
+    )
+    assert len(seen) == len(first) + (2 * len(sizes) - 1 if len(of_size) > 1 else 0)
 
 
 def test_bases_that_are_not_clearly_behind_are_tried_with_other_units_too():
@@ -171,21 +179,26 @@ def test_the_first_that_is_as_good_as_the_best_is_chosen(noise, best):
 
 
 def test_candidates_go_on_for_as_long_as_they_may_be_the_best():
-    """From one part to the next, three and then two at most, and the plainest where equal."""
+    """Bases are compared after a part of trials, line searches by what is left to gain, too."""
     seen, random = [], np.random.default_rng(0)
+    values = {"a": -2.0, "b": -2.01, "c": -2.02, "d": -9.0, "e": -9.0}
 
     def trial(chosen, train, held_out, part):
         seen.append((chosen.name, chosen.n_hidden, part))
-        found = tried(
-            {"a": -2.0, "b": -2.01, "c": -2.02, "d": -2.03, "e": -9.0}[chosen.name], held_out
-        )
+        less = 4.0 if chosen.n_hidden == 4 else 0.0
+        found = tried(values[chosen.name] - less, held_out)
         noise = torch.as_tensor(random.normal(size=len(held_out)))
-        return found._replace(log_prob=found.log_prob + noise - noise.mean())
+        left = {"c": 1.0, "e": 8.0}.get(chosen.name, 0.0) if part < 1 else 0.0
+        return found._replace(log_prob=found.log_prob + noise - noise.mean(), left=left)
 
-    choice, _ = choose_base(list("abcde"), (8,), trial, bits(300), torch.Generator().manual_seed(0))
-    assert choice.name == "a"
-    assert seen[:5] == [(name, 8, 0.2) for name in "abcde"]
-    assert seen[5:] == [*((name, 8, 0.5) for name in "abc"), *((name, 8, 1.0) for name in "ab")]
+    choice, _ = choose_base(
+        list("abcde"), (8, 4), trial, bits(300), torch.Generator().manual_seed(0)
+    )
+    assert (choice.name, choice.n_hidden) == ("a", 8)
+    assert seen[:5] == [(name, 8, 0.4) for name in "abcde"]
+    assert seen[5:9] == [(name, 8, 1.0) for name in "abce"]
+    # Four units of c, a line search, are too far behind to go on.
+    assert seen[9:] == [("a", 4, 0.4), ("a", 4, 1.0), ("b", 4, 0.4), ("b", 4, 1.0), ("c", 4, 0.4)]
 
 
 def test_a_gain_is_better_beyond_its_error_and_a_hundredth_of_a_nat():
