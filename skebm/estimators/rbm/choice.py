@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 PLAIN = "independent"
 # Rows that are held out for the choice, or a third of all: with fifty, it was wrong by 0.3 nats.
 FEWEST_HELD_OUT = 200
+# Rows that trials are trained on, at most: of these, 10,000 steps are ten epochs.
+MOST_ROWS = 100_000
 # Nats by which held-out rows must be more likely, and more than the error of the difference, for
 # another base or number of hidden units than the first; and errors from which on it is clear.
 LEAST_GAIN, CLEARLY_BEHIND = 0.01, 2.0
@@ -386,7 +388,9 @@ def choose_base(
     """
     enough = min(FEWEST_HELD_OUT, len(rows) // 3)
     train, held_out = rows.split(max(n_held_out(len(rows), N_HELD_OUT), enough), generator)
-    weight = None if held_out.weight is None else held_out.weight.double()
+    weight, n_train = None if held_out.weight is None else held_out.weight.double(), len(train)
+    if n_train > MOST_ROWS:
+        train = train.subset(torch.arange(MOST_ROWS, device=train.device))
     tried: dict[BaseChoice, Trial] = {}
 
     def train_on_part(one: BaseChoice, part: float) -> None:
@@ -413,7 +417,8 @@ def choose_base(
         for one in order
     }
     compared = ", ".join(f"{in_words(one)}: {value}" for one, value in shown.items())
-    reason = f"nats of {len(held_out)} held-out rows by base and hidden units: {compared}"
+    sample = f", trained on {MOST_ROWS:,} of {n_train:,} rows" if n_train > MOST_ROWS else ""
+    reason = f"nats of {len(held_out)} held-out rows by base and hidden units{sample}: {compared}"
     return chosen._replace(reason=reason), ends[chosen]
 
 

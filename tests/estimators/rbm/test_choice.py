@@ -201,6 +201,20 @@ def test_candidates_go_on_for_as_long_as_they_may_be_the_best():
     assert seen[9:] == [("a", 4, 0.4), ("a", 4, 1.0), ("b", 4, 0.4), ("b", 4, 1.0), ("c", 4, 0.4)]
 
 
+def test_trials_of_very_many_rows_train_on_a_sample_and_say_so(monkeypatch):
+    monkeypatch.setattr("skebm.estimators.rbm.choice.MOST_ROWS", 150)
+    seen = []
+
+    def trial(chosen, train, held_out, part):
+        seen.append(len(train))
+        return tried(-1.0, held_out)
+
+    generator = torch.Generator().manual_seed(0)
+    choice, _ = choose_base(["a", "b"], (8,), trial, bits(300), generator)
+    assert set(seen) == {150}
+    assert "trained on 150 of 200 rows" in choice.reason
+
+
 def test_a_gain_is_better_beyond_its_error_and_a_hundredth_of_a_nat():
     assert not is_better(Gain(0.009, 0.0))
     assert not is_better(Gain(0.1, 0.2))
