@@ -196,7 +196,9 @@ class RunningTrial:
     n_iter : int
         Epochs of the whole trial.
     ended : bool
-        Whether a line search has ended by itself, or training has diverged.
+        Whether a line search has ended by itself.
+    failed : bool
+        Whether training has diverged.
     """
 
     recipe: Any
@@ -204,6 +206,7 @@ class RunningTrial:
     rows: Rows
     n_iter: int
     ended: bool = False
+    failed: bool = False
 
     def go_on(self, part: float) -> None:
         """Train on to a part of the trial; `DivergenceError` where that fails.
@@ -213,7 +216,7 @@ class RunningTrial:
         net, searches = self.net, self.recipe.plan.searches
         # Line searches end by themselves, most of them long before their last iteration.
         until = math.ceil((part**3 if searches else part) * self.n_iter)
-        if self.ended or until <= len(net.history):
+        if self.ended or self.failed or until <= len(net.history):
             return
         net.max_epochs = until - len(net.history)
         # A line search is assessed after each tenth iteration, which takes about as long, and other
@@ -261,7 +264,8 @@ class ValidationFits:
         try:
             one.go_on(part)
         except (DivergenceError, SamplingError):
-            one.ended = True
+            one.failed = True
+        if one.failed:
             return lost(len(held_out))
         bracket = QUICK_BRACKET if part < 1 else BRACKET
         found = trial_of(one.recipe, one.net, held_out, self.generator, bracket)
