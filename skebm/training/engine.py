@@ -46,7 +46,6 @@ from skebm.training.distributed import (
 )
 from skebm.training.guard import (
     ENOUGH_STEPS,
-    MIN_LOSS,
     MOST_LOST,
     N_ASSESSMENTS,
     Completion,
@@ -576,6 +575,7 @@ class EnergyNet(NeuralNet):
         """Epochs after which held-out rows say whether there are twice as many, or the last one.
 
         They say so after half of them, while the rate is large, by what they gained since a fourth.
+        Training ends there if they have gained nothing over the base until then.
         """
         if epochs is not None:
             return epochs
@@ -585,7 +585,10 @@ class EnergyNet(NeuralNet):
             if done < half:
                 return half
             gains = [row[GAIN] for row in self.history[self.n_before_ :] if GAIN in row]
-            if still_rising(gains, 2) is None:
+            best = self.guard_.best
+            if best is not None and best.gains_nothing:
+                self.max_epochs = self.most_epochs = done
+            elif still_rising(gains, 2) is None:
                 self.most_epochs = self.max_epochs
             else:
                 longer = min(2 * self.max_epochs, self.most_epochs)
@@ -601,7 +604,7 @@ class EnergyNet(NeuralNet):
         if best is None:
             return
         copy_weights(best.weights, weights_of(self.module_))
-        if best.gain <= max(2 * best.error, MIN_LOSS) and (ended_early or self.guard_.seldom):
+        if best.gains_nothing and (ended_early or self.guard_.seldom):
             if not is_worth_a_warning(Gain(best.gain, best.error)):
                 return
             n_steps = n_batches * self.max_epochs

@@ -78,6 +78,11 @@ class Best(NamedTuple):
     weights: list[Tensor]
     gains: Tensor | None = None
 
+    @property
+    def gains_nothing(self) -> bool:
+        """Whether held-out rows are no more likely than under the base, to within two errors."""
+        return self.gain <= max(2 * self.error, MIN_LOSS)
+
     def over(self, start: Best) -> Gain:
         """What was gained since other weights."""
         return Gain(self.gain - start.gain, self.error)

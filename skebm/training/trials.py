@@ -44,23 +44,40 @@ def trial_net(
     net_params : dict or None
         Arguments of the net that users gave; those of the optimizer take effect.
     """
+    net = untrained_net(recipe, rows, generator, n_iter=n_iter, net_params=net_params)
+    try:
+        held_out = recipe.family.complete_copies(recipe, held_out, generator)
+        net.hold_out(held_out, log_ratios, n_times)
+        train_on(net, recipe.family.deduplicate(recipe, rows.with_own_imputations()))
+    except (DivergenceError, SamplingError):
+        return None
+    return net
+
+
+def untrained_net(
+    recipe: Any,
+    rows: Rows,
+    generator: torch.Generator,
+    *,
+    n_iter: int,
+    net_params: dict[str, Any] | None,
+) -> EnergyNet:
+    """A net as :func:`trial_net` trains it, at its start."""
     own = {k: v for k, v in (net_params or {}).items() if k.startswith("optimizer")}
     net = replace(recipe.plan, n_iter=n_iter, most_epochs=0).net(
         recipe.family.objective(recipe, generator), generator, streaming=False, net_params=own
     )
     net.initialize()
     net.completion_ = functools.partial(recipe.family.complete, recipe)
-    rows = rows.with_own_imputations()
-    try:
-        held_out = recipe.family.complete_copies(recipe, held_out, generator)
-        net.hold_out(held_out, log_ratios, n_times)
-        recipe.family.initialise(recipe, net.module_.energy, rows)
-        net.partial_fit(recipe.family.deduplicate(recipe, rows))
-    except (DivergenceError, SamplingError):
-        return None
+    recipe.family.initialise(recipe, net.module_.energy, rows)
+    return net
+
+
+def train_on(net: EnergyNet, rows: Rows) -> None:
+    """Train a net for as many epochs as it has; `KeyboardInterrupt` where it was interrupted."""
+    net.partial_fit(rows)
     if net.interrupted_:
         raise KeyboardInterrupt("fit was interrupted when it compared settings.")
-    return net
 
 
 def gains_by_epoch(net: EnergyNet | None) -> dict[int, Gain]:

@@ -8,13 +8,16 @@ import pytest
 from skebm import RBMEstimator
 from skebm.training import SGD
 from skebm.training.engine import Clock, EnergyNet
-from skebm.training.guard import gain_of_a_pass
+from skebm.training.guard import Best, gain_of_a_pass
 
 _random = np.random.default_rng(0)
 BITS = (_random.random((260, 6)) < 0.3 + 0.4 * _random.integers(0, 2, (260, 1))) * 1.0
 
 
-def net_after(gains, max_epochs=20, most_epochs=80):
+GAINED = Best(1.0, 0.1, 1, [])
+
+
+def net_after(gains, max_epochs=20, most_epochs=80, best=GAINED):
     """What a net knows of its passes, with a gain after each."""
     return SimpleNamespace(
         history=[{"gain_over_base": gain} for gain in gains],
@@ -23,6 +26,7 @@ def net_after(gains, max_epochs=20, most_epochs=80):
         most_epochs=most_epochs,
         n_assessments_=20,
         n_due_=len(gains),
+        guard_=SimpleNamespace(best=best),
     )
 
 
@@ -45,6 +49,15 @@ def test_passes_are_as_planned_where_held_out_rows_do_not_gain(gains):
     net = net_after(gains)
     assert EnergyNet._next_stop(net, None) == 20
     assert net.max_epochs == net.most_epochs == 20
+
+
+@pytest.mark.parametrize(
+    ("gain", "error", "last"), [(0.1, 0.1, 10), (0.0, 0.0, 10), (0.3, 0.1, 20)]
+)
+def test_passes_end_half_way_where_nothing_was_gained_over_the_base(gain, error, last):
+    net = net_after([gain] * 10, best=Best(gain, error, 5, []))
+    assert EnergyNet._next_stop(net, None) == last
+    assert net.max_epochs == net.most_epochs == last
 
 
 def test_a_number_of_passes_that_is_given_is_not_doubled():

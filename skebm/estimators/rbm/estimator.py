@@ -310,16 +310,20 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
 
     **Held-out rows choose** the base, the number of hidden units and, where the likelihood is exact
     for few hidden units, between it and PCD, if these, `learning_rate` and `batch_size` are
-    ``"auto"`` and there are 200 rows or more. Each choice is trained for a part of the epochs, and
-    the log-likelihoods of the same rows are compared, with log Z at its pessimistic end. Of those
-    that are behind the best by no more than the error of the difference the plainest is taken, and
-    fitted anew. The rows that guard this fit are among those that chose: if they are less likely
-    after it than after the trial, the model is that of the trial, with a `TrainingWarning`.
+    ``"auto"`` and there are 200 rows or more. Each choice is trained for a few of the epochs, and
+    the log-likelihoods of the same rows are compared, with log Z at its pessimistic end. Bases that
+    are not clearly behind are trained on and compared again, and then other numbers of units with
+    them. Of those that are behind the best by no more than the error of the difference the plainest
+    is taken, and goes on from its weights (from 2,000 rows on; of fewer, the rows that are trained
+    on are not the same, unless the likelihood is exact). The rows that guard this fit are among
+    those that chose: if they are less likely after it than after the trial, the model is that of
+    the trial, with a `TrainingWarning`.
 
     **Passes end by gain.** With ``n_iter="auto"``, the mean ratio of the second fourth of a fit is
     compared with that of the first half's end: as long as it still rises by 0.1 nats and by two
-    standard errors, there are twice as many epochs, up to eight times 10,000 steps. If it still
-    rises at the end, from the third to the last quarter, a `TrainingWarning` says by how much.
+    standard errors, there are twice as many epochs, up to eight times 10,000 steps. Without a gain
+    over the base until then, training ends. If the ratio still rises at the end, from the third to
+    the last quarter, a `TrainingWarning` says by how much.
 
     **With fewer rows**, but at least 8, and with L-BFGS, halves of the rows determine the number of
     epochs instead, if `n_iter` is ``"auto"``. A model of each half is trained first, and is
@@ -343,7 +347,8 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
     Smolensky (1986), "Information processing in dynamical systems". Tieleman (2008), "Training
     restricted Boltzmann machines using approximations to the likelihood gradient", ICML. Melchior,
     Fischer and Wiskott (2016), "How to center deep Boltzmann machines", JMLR 17(99). Tomczak
-    (2022), "Deep Generative Modeling", section 6.5.
+    (2022), "Deep Generative Modeling", section 6.5. Jamieson and Talwalkar (2016), "Non-stochastic
+    best arm identification and hyperparameter optimization", AISTATS (trials that go on).
 
     Examples
     --------

@@ -27,7 +27,8 @@ from skebm.base import (
 from skebm.base.domains import parts_of
 from skebm.base.processes import Notice, repeat
 from skebm.base.torchtools import check_memory
-from skebm.distributions import Distribution, IndependentBernoulli
+from skebm.distributions import Distribution, IndependentBernoulli, LatentClasses
+from skebm.distributions.independent import blocks_of
 from skebm.estimators.base import (
     annealing_starts,
     draw_seed,
@@ -61,7 +62,14 @@ from skebm.objectives.local import LOCAL_RULES
 from skebm.partition import Exact
 from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
 from skebm.training import SGD
-from skebm.training.guard import ENOUGH_STEPS, N_ASSESSMENTS, n_assessments, still_rising
+from skebm.training.guard import (
+    ENOUGH_STEPS,
+    N_ASSESSMENTS,
+    copy_weights,
+    n_assessments,
+    still_rising,
+    weights_of,
+)
 from skebm.training.plan import TrainingPlan, asked_steps, plan_of
 from skebm.training.rows import Rows
 from skebm.training.selection import (
@@ -87,6 +95,19 @@ REWEIGHTED_CHAINS = 500
 # Epochs at most, by default, where nothing guards against overfitting; and products of a row with
 # the weights, in multiplications, that all steps may take: a minute on one core.
 MOST_EPOCHS, MOST_WORK = 500, 2e11
+# What a step takes besides, in multiplications that take as long: on independent bits, on a tree of
+# bits (more for each column), on other columns, on latent classes; and how many times that where
+# entries are missing, which are drawn anew. Of 100 rows, 69 bits and 64 units a step takes 0.3
+# milliseconds on independent columns and 1.8 on a block tree, and of 12 mixed columns 1.5, or 4.9
+# on latent classes with holes. Mixed columns count three times, for trials, log Z and bases, which
+# are as slow there.
+BITS_WORK, TREE_WORK, TREE_COLUMN_WORK = 6e5, 3e6, 3e4
+COLUMNS_WORK, CLASSES_WORK, MISSING_WORK = 1.5e7, 2.7e7, 1.6
+# The same of a term of the exact likelihood in an iteration of a line search, on independent
+# columns and on trees: 16 units and 112 columns take 0.4 seconds on a block tree.
+TERM_WORK, TREE_TERM_WORK = 50, 150
+# Iterations of a line search of all rows from the weights of its trial, as a part of those of that.
+ITERATIONS_OF_ALL_ROWS = 0.2
 # Seconds of training from on which trials, which take several times as long, choose the base.
 ENOUGH_TIME = 60
 # Steps at most while held-out rows gain.
@@ -238,6 +259,14 @@ class RBMFamily(Family, JointModel):
         """Start near the base."""
         self.units.start(energy, column_means(rows).to(energy.weight))
 
+    def begin(self, recipe: Any, net: EnergyNet, rows: Rows) -> None:
+        trial: Trial | None = recipe.trial
+        if trial is None or trial.net is None or not trial.is_start:
+            super().begin(recipe, net, rows)
+            return
+        copy_weights(weights_of(trial.net.module_), weights_of(net.module_))
+        net.run_.state = net.module_.snapshot(trial.net.state_)
+
     def complete_copies(self, recipe: Any, rows: Rows, generator: torch.Generator) -> Rows:
         """Held-out rows, or copies that draws of the base complete where entries are missing."""
         if rows.known is None:
@@ -291,6 +320,8 @@ class RBMFamily(Family, JointModel):
 
         The net is then set to what the trial has trained.
         """
+        if recipe.guard_seed is None:  # a line search, which nothing guards
+            return replace(recipe, trial=None)
         _, guards = self.rows_apart(recipe, rows)
         weight = None if guards.weight is None else guards.weight.double()
         generator = torch.Generator(rows.device).manual_seed(net.seed_)
@@ -466,10 +497,12 @@ def design_recipe(
     guarded = functools.partial(is_guarded, estimator, table, rows, streaming=streaming)
     may_guard = apart and guarded(first._replace(learning="pcd"))
     seed = draw_seed(estimator.random_state_) if may_guard else None
+    of_trials: dict[str | None, tuple[Distribution, Rows]] = {}
+    fitted = functools.partial(fitted_once, of_trials, base_of)
 
     def recipe_of(chosen: BaseChoice) -> RBMRecipe:
         own = seed if guarded(chosen) else None
-        return plan(fit_apart(base_of, chosen.name, rows, own), chosen, rows, guard_seed=own)
+        return plan(fit_apart(fitted, chosen.name, rows, own), chosen, rows, guard_seed=own)
 
     found = recipe_of(first)
     names, sizes, rules = alternatives(estimator, found, rows)
@@ -477,21 +510,48 @@ def design_recipe(
     if not found.family.by_halves and not choice:
         return found
     generator = torch.Generator(rows.device).manual_seed(draw_seed(estimator.random_state_))
-    trials = ValidationFits(base_of, plan, generator, estimator.net_params)
+    trials = ValidationFits(base_of, plan, generator, estimator.net_params, of_trials)
     if choice:
         # The rows that guard the training are among those that choose, and the first of them.
         splits = generator if seed is None else torch.Generator(rows.device).manual_seed(seed)
         chosen, trial = choose_base(names, sizes, trials.trial, rows, splits, rules)
-        same = chosen == first._replace(reason=chosen.reason)
-        found = replace(found, base_reason=chosen.reason) if same else recipe_of(chosen)
-        first = chosen
+        first, found = chosen, recipe_of(chosen)
         if found.guard_seed is not None:
-            return replace(found, trial=trial)
+            return going_on_from(trial, found, own_epochs=asked_steps(estimator).n_iter != "auto")
         if found.plan.searches:
-            return found.with_epochs(trial.n_epochs)
-    if not found.family.by_halves:
-        return found
-    return trials.by_halves(found, first, rows)
+            return search_going_on_from(trial, found)
+    return trials.by_halves(found, first, rows) if found.family.by_halves else found
+
+
+def fitted_once(
+    kept: dict[str | None, tuple[Distribution, Rows]],
+    fit: Callable[[str | None, Rows], Distribution],
+    name: str | None,
+    rows: Rows,
+) -> Distribution:
+    """The named base of rows, which trials may have fitted before.
+
+    Rows that are held out are drawn alike, so that as many others are the same.
+    """
+    base, its_rows = kept.get(name, (None, ()))
+    return base if base is not None and len(its_rows) == len(rows) else fit(name, rows)
+
+
+def going_on_from(trial: Trial, recipe: RBMRecipe, *, own_epochs: bool) -> RBMRecipe:
+    """The recipe with the trial that chose it, which is its start if both have the same base.
+
+    The epochs of the trial are then among those of the fit, unless these were asked for.
+    """
+    if own_epochs or trial.base is not recipe.base:
+        return replace(recipe, trial=trial)
+    found = replace(recipe, trial=trial._replace(is_start=True))
+    return found.with_epochs(max(found.plan.n_iter - trial.n_epochs, 1))
+
+
+def search_going_on_from(trial: Trial, recipe: RBMRecipe) -> RBMRecipe:
+    """The recipe of a line search of all rows from the weights of the trial, which had fewer."""
+    found = replace(recipe, trial=trial._replace(is_start=True))
+    return found.with_epochs(math.ceil(ITERATIONS_OF_ALL_ROWS * trial.n_epochs))
 
 
 def choice_before_trials(estimator: Any, base: str | None, aim: str) -> BaseChoice:
@@ -508,7 +568,7 @@ def alternatives(
 ) -> tuple[Sequence[str | None], Sequence[int], Sequence[str]]:
     """Bases, numbers of hidden units and rules among which rows choose; one of each if they do not.
 
-    Sizes are not compared where 10,000 steps would take too long, as trials would, too; nothing is
+    Sizes are not compared where 5,000 steps would take too long, as trials would, too; nothing is
     compared in less than a minute; nor are bases where the likelihood is exact, with which hidden
     units learn what a tree models. PCD, which held-out rows guard, is another rule there: the exact
     maximum may fit few rows too well.
@@ -518,7 +578,7 @@ def alternatives(
     plan, searches = first.plan, first.plan.searches and not family.short
     if not compares or not steps_are_ours(estimator) or plan.max_time < ENOUGH_TIME:
         return [name], [family.n_hidden], ["auto"]
-    long = searches or plan.n_batches(rows.n_table) >= ENOUGH_STEPS
+    long = searches or plan.n_batches(rows.n_table) >= ENOUGH_STEPS // 2
     sizes = N_HIDDEN if estimator.n_components == "auto" and long else (family.n_hidden,)
     of_file, given = rows.n_table > len(rows), estimator._hidden.base(estimator.base)
     stochastic = of_file or rows.known is not None or _asks_for_steps(estimator)
@@ -622,8 +682,8 @@ def design(
         rows,
         steps,
         line_search=line_search,
-        usual_rate=units.learning_rate(base),
-        n_units=units.n_rows,
+        units=units,
+        base=base,
         streaming=streaming,
     )
     check_units(units.n, units.n_rows, rows, plan.batch_size)
@@ -717,8 +777,8 @@ def _plan(
     steps: str,
     *,
     line_search: bool,
-    usual_rate: float,
-    n_units: int,
+    units: HiddenUnits,
+    base: Distribution,
     streaming: bool,
 ) -> TrainingPlan:
     """Optimizer, learning rate, batch size and epochs, by the kind of `steps`."""
@@ -739,14 +799,16 @@ def _plan(
         )
     most_epochs = 0
     if n_iter == "auto":
-        first, most_epochs = _numbers_of_epochs(learning, n_units, rows, steps, batch_size)
-        n_iter = MOST_EPOCHS if line_search else first
+        work = batch_size * rows.n_columns * units.n_rows
+        work = work * (LOCAL_WORK if learning in LOCAL_RULES else 1) + fixed_work(base, rows)
+        first, most_epochs = _numbers_of_epochs(learning, rows, steps, batch_size, work)
+        n_iter = most_iterations(units, base) if line_search else first
     plan = plan_of(
         estimator,
         optimizer,
         n_iter=n_iter,
         batch_size=batch_size,
-        learning_rate=usual_rate if rate == "auto" else rate,
+        learning_rate=units.learning_rate(base) if rate == "auto" else rate,
         streaming=streaming,
         most_epochs=0 if line_search else most_epochs,
     )
@@ -758,16 +820,37 @@ def _plan(
     )
 
 
+def fixed_work(base: Distribution, rows: Rows) -> float:
+    """What a step takes besides products of rows with the weights, in multiplications."""
+    parts = blocks_of(base)
+    if any(isinstance(part, LatentClasses) for part in parts):
+        work = CLASSES_WORK
+    elif not isinstance(base.domain, Binary):
+        work = COLUMNS_WORK
+    elif isinstance(base, IndependentBernoulli):
+        work = BITS_WORK
+    else:
+        work = TREE_WORK + TREE_COLUMN_WORK * rows.n_columns
+    return work if rows.known is None else MISSING_WORK * work
+
+
+def most_iterations(units: HiddenUnits, base: Distribution) -> int:
+    """Iterations of a line search by default, at most: each sums all terms of the likelihood."""
+    of_term = TERM_WORK if isinstance(base, IndependentBernoulli) else TREE_TERM_WORK
+    return min(MOST_EPOCHS, math.ceil(MOST_WORK / (of_term * units.cost(base.domain))))
+
+
 def _numbers_of_epochs(
-    learning: str, n_units: int, rows: Rows, steps: str, batch_size: int
+    learning: str, rows: Rows, steps: str, batch_size: int, work: float
 ) -> tuple[int, int]:
-    """Epochs of stochastic steps by default: at first, and at most while held-out rows gain."""
+    """Epochs of stochastic steps by default: at first, and at most while held-out rows gain.
+
+    `work` is that of a step.
+    """
     n_batches = math.ceil(rows.n_table / batch_size)
     if steps != "density":
         return max(FEWEST_EPOCHS, math.ceil(FEATURE_STEPS / n_batches)), 0
-    affordable = MOST_WORK / (batch_size * rows.n_columns * n_units)
-    if learning in LOCAL_RULES:
-        affordable /= LOCAL_WORK
+    affordable = MOST_WORK / work
     n_steps = ENOUGH_STEPS if learning == "exact" else min(ENOUGH_STEPS, affordable)
     wanted = max(FEWEST_EPOCHS, math.ceil(n_steps / n_batches))
     if rows.n_table >= FEWEST_ROWS:

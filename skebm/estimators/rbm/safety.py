@@ -30,6 +30,9 @@ CLEAR, CLEAR_ERRORS = 0.5, 3
 # is compared with others.
 N_NEAR = 50
 BRACKET = AISBracket(n_chains=N_CHAINS, n_betas=500, n_steps=200, tol=0.1)
+# The same of a model that may be trained on before it is compared again. On plants its upper end is
+# within 0.1 nats of the other on trees and 2 nats on independent columns, in a quarter of the time.
+QUICK_BRACKET = AISBracket(n_chains=N_CHAINS, n_betas=150, n_steps=60, tol=0.1)
 # Terms up to which log Z is summed instead, in less time than annealing takes: of a fit that goes
 # on, and of a model that is compared with others.
 CHEAP_COST, COMPARED_COST = 3e6, 1e8
@@ -75,7 +78,10 @@ def over_log_z(
 
 
 def pessimistic_log_z(
-    energy: BernoulliRBM | MixedRBM, x: Tensor, generator: torch.Generator
+    energy: BernoulliRBM | MixedRBM,
+    x: Tensor,
+    generator: torch.Generator,
+    bracket: AISBracket = BRACKET,
 ) -> float:
     """The largest credible log Z by a short bracket from rows x near the model; exact if cheap.
 
@@ -86,8 +92,8 @@ def pessimistic_log_z(
         return _or_infinite(Exact().estimate(energy).value)
     near = x[:N_NEAR].round() if isinstance(energy.domain, Binary) else x[:N_NEAR]
     with collect_warnings():  # warnings of wide brackets, which are what is asked for
-        bracket = BRACKET.estimate(energy, x=near, generator=generator)
-    return math.inf if has_crossed(bracket) else _or_infinite(bracket.upper)
+        found = bracket.estimate(energy, x=near, generator=generator)
+    return math.inf if has_crossed(found) else _or_infinite(found.upper)
 
 
 def has_crossed(bracket: LogPartition) -> bool:

@@ -62,11 +62,12 @@ def test_an_epoch_that_fails_leaves_no_imputations_behind(name, monkeypatch):
 def test_a_trial_that_fails_loses(n_failing, monkeypatch):
     """It changes no rows that others start from, and where all fail the fit goes on without."""
     starts, train = [], EnergyNet.partial_fit
-    net_of = ValidationFits._net
+    begin = ValidationFits._untrained
 
-    def noting(self, recipe, rows, *args):
-        starts.append((id(recipe.base), rows.x.clone()))
-        return net_of(self, recipe, rows, *args)
+    def noting(self, *args):
+        found = begin(self, *args)
+        starts.append((id(found.recipe.base), found.rows.x.clone()))
+        return found
 
     def failing(self, rows, *args, **kwargs):
         if len(starts) <= n_failing and self.n_assessments_ < 20:
@@ -74,7 +75,7 @@ def test_a_trial_that_fails_loses(n_failing, monkeypatch):
             raise DivergenceError("as if it had diverged")
         return train(self, rows, *args, **kwargs)
 
-    monkeypatch.setattr(ValidationFits, "_net", noting)
+    monkeypatch.setattr(ValidationFits, "_untrained", noting)
     monkeypatch.setattr(EnergyNet, "partial_fit", failing)
     monkeypatch.setattr("skebm.estimators.rbm.family.ENOUGH_STEPS", 20)
     model = RBMEstimator(categorical_features=[2], n_iter=20, random_state=0)

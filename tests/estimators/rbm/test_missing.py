@@ -7,11 +7,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
+import torch
 from numpy.testing import assert_allclose, assert_array_equal
 
 from skebm import EnergyOutlierDetector, RBMEstimator
+from skebm.estimators.base import with_fewer_holes
 from skebm.estimators.rbm import missing
 from skebm.samplers import Persistent
+from skebm.training.rows import Rows
 from tests.estimators.rbm.test_columns import CITIES, frame, rbm, states
 from tests.support.tiers import full, only_full
 
@@ -292,3 +295,19 @@ def test_a_detector_explains_rows_with_holes(mixed):
     detector = EnergyOutlierDetector(rbm(n_iter=20)).fit(frame())
     holes = frame(20).assign(city=None)
     assert np.isfinite(detector.score_samples(holes)).all()
+
+
+def test_a_sample_of_the_rows_with_holes_sets_the_threshold(monkeypatch):
+    """In proportion to their weight; the complete rows are all there."""
+    monkeypatch.setattr("skebm.estimators.base.MOST_WITH_HOLES", 20)
+    x = torch.rand(100, 3, generator=torch.Generator().manual_seed(0))
+    x[:60, 1] = torch.nan
+    weight = torch.arange(1.0, 101.0)
+    rows = Rows(x, weight, dtype=torch.float32, device=torch.device("cpu"))
+    some = with_fewer_holes(rows)
+    holes = ~some.present_entries().all(1)
+    assert (len(some), int(holes.sum())) == (60, 20)
+    assert float(some.counts[holes].sum()) == pytest.approx(float(weight[:60].sum()), rel=1e-5)
+    assert float(some.counts[~holes].sum()) == pytest.approx(float(weight[60:].sum()), rel=1e-5)
+    monkeypatch.setattr("skebm.estimators.base.MOST_WITH_HOLES", 60)
+    assert with_fewer_holes(rows) is rows

@@ -1,0 +1,39 @@
+"""Every estimator with `partial_fit`: what a stream cannot have is said once."""
+
+import warnings
+
+import pytest
+from sklearn.base import clone
+
+from skebm.base import SettingWarning
+from skebm.estimators.base import BaseEBM
+from tests.adversarial.hostile import Split
+from tests.adversarial.invariants import MAX_LINES, target_of
+from tests.contracts.test_warnings import LEADING, NAMES, SHORT
+from tests.support.tables import real_rows
+from tests.support.tiers import named
+
+STREAMS = [
+    n for n, cls in NAMES.items() if issubclass(cls, BaseEBM) and hasattr(cls, "partial_fit")
+]
+
+
+def warnings_of_stream(call):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    return [one for one in caught if "partial_fit holds out no rows" in str(one.message)]
+
+
+@pytest.mark.parametrize("name", named([n for n in LEADING if n in STREAMS], STREAMS))
+def test_a_stream_says_once_that_no_rows_guard_it(name):
+    X = real_rows(60, 4)
+    model = clone(SHORT[NAMES[name]]())
+    table = Split(X, (X[:, 0] > 0).astype(int), X)
+    target = target_of(model, table)
+    given = (X,) if target is None else (X, target)
+    (said,) = warnings_of_stream(lambda: model.partial_fit(*given))
+    assert said.category is SettingWarning
+    assert len(str(said.message).splitlines()) <= MAX_LINES
+    assert not warnings_of_stream(lambda: model.partial_fit(*given))
+    assert not warnings_of_stream(lambda: clone(model).fit(*given))
