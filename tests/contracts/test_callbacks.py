@@ -59,7 +59,7 @@ CASES = {
     GatedRBM: GatedRBM(3, 4, **few, **quick),
     HopfieldMemory: HopfieldMemory(random_state=0),
     JEMClassifier: JEMClassifier(**small),
-    BoostedDensity: BoostedDensity(n_iter=3),
+    BoostedDensity: BoostedDensity(n_iter=3, random_state=0),
     NCEDensity: NCEDensity(**small),
     NeuralDensity: NeuralDensity(objective="score_matching", **small),
     ProductOfDensities: ProductOfDensities([("gaussian", TractableDensity("gaussian"))]),
