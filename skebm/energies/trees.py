@@ -260,10 +260,10 @@ class TreeSum(nn.Module):
         kind: dict[str, Any] = {"device": device}
         self.depth = depth
         self.value = nn.Parameter(torch.zeros(shape, dtype=dtype, **kind), requires_grad=False)
-        self.register_buffer("column", torch.zeros(shape, dtype=torch.int64, **kind))
-        self.register_buffer("threshold", torch.full(shape, math.inf, dtype=dtype, **kind))
+        self.register_buffer("column", torch.zeros(shape, dtype=torch.int64, **kind), False)
+        self.register_buffer("threshold", torch.full(shape, math.inf, dtype=dtype, **kind), False)
         itself = torch.arange(n_trees * n_nodes, **kind).view(shape)
-        self.register_buffer("child", itself)
+        self.register_buffer("child", itself, False)
 
     @classmethod
     def of_trees(cls, trees: list[Tree], bins: list[Bins], dtype: torch.dtype) -> TreeSum:
@@ -281,6 +281,17 @@ class TreeSum(nn.Module):
             found.threshold[t, :k][inner] = at.to(dtype)
             found.value.data[t, :k] = tree.value.to(dtype)
         return found
+
+    def arrays(self) -> dict[str, Any]:
+        """The trees as NumPy arrays, by name."""
+        names = ("value", "column", "threshold", "child")
+        return {name: getattr(self, name).detach().cpu().numpy() for name in names}
+
+    def set_arrays(self, arrays: dict[str, Any]) -> None:
+        """Set the trees to those of :meth:`arrays`, in place."""
+        for name, array in arrays.items():
+            own = getattr(self, name).data
+            own.copy_(torch.tensor(array))
 
     @property
     def n_trees(self) -> int:

@@ -503,7 +503,8 @@ class BaseEBM(DocLinkMixin, SourceMixin, TasksMixin, BaseEstimator, abc.ABC):
             judges = family.complete_copies(recipe, validation, generator)
             net.judge_by(judges, family.log_ratios(recipe))
         if before is None:
-            family.begin(recipe, net, train)
+            if not family.continue_trial(recipe, net):
+                family.initialise(recipe, net.module_.energy, train)
         else:
             net.load_state(before)
         self._recipe = recipe

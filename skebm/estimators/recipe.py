@@ -167,9 +167,9 @@ class Family(abc.ABC):
         """Set initial parameters that depend on the rows; by default none."""
         return
 
-    def begin(self, recipe: Any, net: EnergyNet, rows: Rows) -> None:
-        """Set a net to its first weights, by default as :meth:`initialise` does."""
-        self.initialise(recipe, net.module_.energy, rows)
+    def continue_trial(self, recipe: Any, net: EnergyNet) -> bool:
+        """Set a net to what a trial has learned; False, the default, where it has to start anew."""
+        return False
 
     def deduplicate(self, recipe: Any, rows: Rows) -> Rows:
         """Equivalent rows that are cheaper to train on: distinct ones if each step uses all."""

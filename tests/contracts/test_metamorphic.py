@@ -16,6 +16,7 @@ from sklearn.base import BaseEstimator, clone
 import skebm
 from skebm import (
     BoltzmannMachineDensity,
+    BoostedDensity,
     ConditionalDensity,
     ContrastiveDivergenceDensity,
     DeepBeliefNetwork,
@@ -129,6 +130,7 @@ CASES = {
     "ContrastiveDivergenceDensity": Case(
         ContrastiveDivergenceDensity(**small), tables=("real", "binary")
     ),
+    "BoostedDensity": Case(BoostedDensity(n_iter=20, random_state=0), tables=("real", "binary")),
     "NCEDensity": Case(NCEDensity(**small), tables=("real", "binary")),
     "NeuralDensity": Case(NeuralDensity(**small, objective="nce"), tables=("real", "binary")),
     "FlowContrastiveDensity": Case(FlowContrastiveDensity(**small | {"n_iter": 1}, n_flow_steps=1)),
@@ -205,6 +207,7 @@ COPIES = {
     "DeepBoltzmannMachine": 0.5,
     "GatedRBM": 0.1,
     ("ContrastiveDivergenceDensity", "binary"): 0.05,
+    ("BoostedDensity", "binary"): 0.8,  # of fifteen rows, two of which choose
     ("NCEDensity", "binary"): 0.05,
     ("NeuralDensity", "binary"): 0.05,
     "HopfieldMemory": np.log(2) + 1e-6,
@@ -226,6 +229,7 @@ ORDER = {
     "GatedRBM": 0.1,
     "ScoreMatchingDensity": 0.6,
     "ContrastiveDivergenceDensity": 0.1,
+    "BoostedDensity": 0.8,
     "NCEDensity": 0.1,
     "NeuralDensity": 0.1,
     "FlowContrastiveDensity": 0.3,

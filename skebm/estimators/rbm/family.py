@@ -259,13 +259,13 @@ class RBMFamily(Family, JointModel):
         """Start near the base."""
         self.units.start(energy, column_means(rows).to(energy.weight))
 
-    def begin(self, recipe: Any, net: EnergyNet, rows: Rows) -> None:
+    def continue_trial(self, recipe: Any, net: EnergyNet) -> bool:
         trial: Trial | None = recipe.trial
         if trial is None or trial.net is None or not trial.is_start:
-            super().begin(recipe, net, rows)
-            return
+            return False
         copy_weights(weights_of(trial.net.module_), weights_of(net.module_))
         net.run_.state = net.module_.snapshot(trial.net.state_)
+        return True
 
     def complete_copies(self, recipe: Any, rows: Rows, generator: torch.Generator) -> Rows:
         """Held-out rows, or copies that draws of the base complete where entries are missing."""

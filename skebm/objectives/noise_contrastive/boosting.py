@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -161,35 +162,38 @@ class _Boosting:
         classes = _Classes(self.rows, trained, bins, self.settings, self.generator)
         judges = _Judges(self.held_out, fresh, bins, self.before)
         found: list[Tree] = []
-        best, n_best, values = judges.gain(), 0, self.before
-        start = best.gain
+        course = [judges.gain()]
+        n_best, values = 0, self.before
         for number in numbers:
             tree, loss = classes.add_tree()
             judges.add_tree(tree)
             found.append(tree)
-            now = judges.gain()
-            total = self.gain + now.gain - start
+            course.append(judges.gain())
+            now, gained = course[-1], course[-1].gain - course[0].gain
             self.history.append(
                 {
                     "epoch": number + 1,
                     "train_loss": loss,
                     "lr": self.settings.learning_rate,
-                    "gain_over_base": total,
+                    "gain_over_base": self.gain + gained,
                     "gain_error": now.error,
                     "effective_share": self.share * now.share,
                 }
             )
-            if now.gain > best.gain:
-                best, n_best, values = now, len(found), judges.of_held_out.clone()
+            if now.gain > course[n_best].gain:
+                n_best, values = len(found), judges.of_held_out.clone()
             if len(found) - n_best >= PATIENCE:
                 break
         goes_on = len(found) - n_best >= PATIENCE
-        self.trees += found[:n_best]
-        self.bins += [bins] * n_best
-        self.gain += best.gain - start
-        if n_best:
-            self.error, self.before = best.error, values
-            self.share *= best.share
+        gained = _gain_by_halves(course)
+        if n_best and gained > 0:
+            self.trees += found[:n_best]
+            self.bins += [bins] * n_best
+            self.gain += gained
+            self.error, self.before = course[n_best].error, values
+            self.share *= course[n_best].share
+        elif not self.trees:
+            self.gain, self.error = min(gained, 0.0), course[n_best].error
         return goes_on
 
     def _draws(self, number: int, least: int, most: int) -> Tensor:
@@ -260,11 +264,27 @@ class _Classes:
 
 
 class _Gain(NamedTuple):
-    """Nats of held-out rows over the base, their error, and the effective share of the draws."""
+    """Nats of held-out rows over the base, also by halves of these rows, with what is known.
+
+    `error` is the standard error, `share` the effective share of the draws.
+    """
 
     gain: float
     error: float
     share: float
+    halves: tuple[float, float]
+
+
+def _gain_by_halves(course: list[_Gain]) -> float:
+    """Nats gained by the number of trees that one half of the rows chooses, by the other half.
+
+    That of the best of many numbers, by the rows that choose it, is positive where nothing is
+    gained.
+    """
+    halves = np.array([one.halves for one in course])
+    first, second = halves.argmax(0)
+    gains = halves - halves[0]
+    return float(gains[first, 1] + gains[second, 0]) / 2
 
 
 class _Judges:
@@ -291,4 +311,9 @@ class _Judges:
         share = float(weight.sum().square() / weight.square().sum() / len(weight))
         mean = float((self.weight * ratio).sum())
         spread = float((self.weight * (ratio - mean)).square().sum())
-        return _Gain(mean - log_z, math.sqrt(spread), share)
+        halves = [self._mean_of_half(ratio, k) - log_z for k in (0, 1)]
+        return _Gain(mean - log_z, math.sqrt(spread), share, (halves[0], halves[1]))
+
+    def _mean_of_half(self, ratio: Tensor, which: int) -> float:
+        weight = self.weight[which::2]
+        return float((weight * ratio[which::2]).sum() / weight.sum())

@@ -14,6 +14,7 @@ from sklearn.neighbors import KernelDensity
 
 from skebm import (
     BoltzmannMachineDensity,
+    BoostedDensity,
     ConditionalDensity,
     ContrastiveDivergenceDensity,
     DeepBeliefNetwork,
@@ -108,6 +109,7 @@ CASES = {
         alone(reals),
         0,
     ),
+    "boosted": (BoostedDensity("gaussian", n_iter=2, random_state=0), alone(reals), 0),
     "flow-contrastive": (
         FlowContrastiveDensity(**few | {"network": MLP((4,))}, n_flow_steps=1),
         alone(reals),

@@ -44,7 +44,7 @@ class BoostingRule(Rule):
     Attributes
     ----------
     trees : dict of ndarray
-        State of the trees (:class:`skebm.energies.TreeSum`).
+        The trees (:meth:`skebm.energies.TreeSum.arrays`).
     depth : int
     history : list of dict
         For each tree that was tried.
@@ -59,7 +59,7 @@ class BoostingRule(Rule):
         shape = self.trees["value"].shape
         kind: dict[str, Any] = {"dtype": spec.dtype, "device": spec.generator.device}
         found = TreeSum(shape[0], shape[1], self.depth, **kind)
-        found.load_state_dict({name: torch.as_tensor(x) for name, x in self.trees.items()})
+        found.set_arrays(self.trees)
         return found
 
     def objective(self, energy: NeuralEnergy, sigma: Tensor | None) -> NoiseContrastive:
@@ -119,20 +119,20 @@ class Boosting(NeuralObjective):
         n_iter = MOST_TREES if model.n_iter == "auto" else int(model.n_iter)
         seed, rows = draw_seed(model.random_state_), start.rows
         if not n_iter or len(rows) < FEWEST_ROWS:
-            return BoostingRule(_state(TreeSum(dtype=rows.dtype)), 0)
+            return BoostingRule(TreeSum(dtype=rows.dtype).arrays(), 0)
         found = self._grow(model, start, n_iter, torch.Generator(rows.device).manual_seed(seed))
         trees = found.trees
         gain = Gain(found.gain, found.error)
         if trees.n_trees == 0 or not is_kept(gain):
             warn_of_base(gain)
             trees = TreeSum(dtype=rows.dtype)
-        return BoostingRule(_state(trees), trees.depth, found.history)
+        return BoostingRule(trees.arrays(), trees.depth, found.history)
 
     def _grow(
         self, model: Any, start: TrainingStart, n_iter: int, generator: torch.Generator
     ) -> Boosted:
         rows = start.rows
-        n = min(MOST_HELD_OUT, max(1, round(HELD_OUT * len(rows))))
+        n = min(MOST_HELD_OUT, max(2, round(HELD_OUT * len(rows))))
         train, held_out = rows.split(n, generator)
         growth = Growth(self.max_leaf_nodes, self.l2_regularization, self.min_samples_leaf)
         settings = BoostingSettings(float(model.learning_rate), n_iter, growth)
@@ -158,7 +158,3 @@ class Boosting(NeuralObjective):
             generator,
             lambda numbers: iter(progress_bar(numbers, **shown)),
         )
-
-
-def _state(trees: TreeSum) -> dict[str, np.ndarray]:
-    return {name: value.cpu().numpy() for name, value in trees.state_dict().items()}
