@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from skebm._validation import Interval, StrOptions, draw_seed
 from skebm.base import PartitionEstimator, Sampler
 from skebm.base.processes import progress_bar
+from skebm.distributions import Distribution
+from skebm.distributions.transformed.flow import FLOWS
 from skebm.energies import NeuralEnergy, Spec
 from skebm.energies.trees import Growth, TreeSum
 from skebm.estimators.neural.family import DOMAIN, Rule, fit_any_bases
 from skebm.estimators.neural.objectives.base import NeuralObjective, TrainingStart
-from skebm.estimators.tables.bases import Bases
+from skebm.estimators.tables.bases import COLUMN_BASES, REAL_BASES, Bases, MixtureBase
 from skebm.estimators.tables.table import Table
 from skebm.objectives import NoiseContrastive
 from skebm.objectives.noise_contrastive.boosting import Boosted, BoostingSettings, Sample, boost
@@ -98,7 +100,15 @@ class Boosting(NeuralObjective):
     of_real_rows = False
     codes_categories = True
     # Without log Z there is nothing to score by: gradients of trees are zero.
-    takes = {"domain": DOMAIN, "partition": [StrOptions({"auto"}), PartitionEstimator]}
+    takes = {
+        "base": [
+            StrOptions({"auto", *REAL_BASES, *COLUMN_BASES, *FLOWS}),
+            MixtureBase,
+            Distribution,
+        ],
+        "domain": DOMAIN,
+        "partition": [StrOptions({"auto"}), PartitionEstimator],
+    }
 
     def __init__(self, *, max_leaf_nodes=16, min_samples_leaf=5, l2_regularization=1.0):
         self.max_leaf_nodes = max_leaf_nodes
