@@ -103,6 +103,10 @@ class Energy(nn.Module, abc.ABC):
         base = getattr(self, "base", None)
         return self(x) if base is None else self(x) + base.log_prob(x)
 
+    def corrects(self, base: Any) -> bool:
+        """Whether `base` is this energy's, and :meth:`correction` does not evaluate it."""
+        return False
+
     def contrast_gradient(
         self, centering: Centering | None, penalty: Penalty | None
     ) -> ContrastGradient | None:

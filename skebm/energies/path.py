@@ -22,7 +22,6 @@ from skebm.distributions import (
     IndependentCategorical,
     Uniform,
 )
-from skebm.energies.neural import NeuralEnergy
 from skebm.energies.pairwise import BoltzmannMachine
 from skebm.energies.rbm.binary import BernoulliRBM, Tilted
 from skebm.energies.rbm.classes import ClassRBM
@@ -399,18 +398,18 @@ class GeometricPath(AnnealingPath):
     def _corrects_base(self) -> bool:
         """Whether the energy is a network that corrects this base, which is evaluated once then."""
         energy: Any = self.energy
-        return isinstance(energy, NeuralEnergy) and energy.corrects(self.base)
+        return energy.corrects(self.base)
 
     def _without_grad(self, x: Tensor) -> Parts:
         log_q = self.base.log_prob(x)
-        if self._corrects_base:
+        if self.energy.corrects(self.base):  # which is evaluated once then
             return Parts(self.energy.correction(x).detach() - log_q, log_q)
         return Parts(self.energy(x).detach(), log_q)
 
     def _with_grad(self, x: Tensor) -> Parts:
         log_q, score = self._log_q_and_score(x)
         energy: Any = self.energy
-        if self._corrects_base:
+        if self.energy.corrects(self.base):
             value, grad = energy.correction_and_grad(x)
             return Parts(value - log_q, log_q, grad - score, score)
         value, grad = energy.value_and_grad(x)

@@ -30,11 +30,10 @@ class Bins(NamedTuple):
     edges: Tensor
 
     @classmethod
-    def of_samples(cls, *samples: Tensor, least_gap: Tensor | None = None) -> Bins:
+    def of_samples(cls, *samples: Tensor) -> Bins:
         """Bins by the quantiles of several samples of rows, (n, d), with equal numbers of each.
 
-        Edges lie between values that occur, and where `least_gap`, (d,), is given no two of a
-        column are nearer than it.
+        Edges lie between values that occur.
         """
         d = samples[0].shape[1]
         edges = samples[0].new_full((d, N_BINS - 1), math.inf)
@@ -43,8 +42,6 @@ class Bins(NamedTuple):
             values = torch.cat([_levels(sample[:, j], each + 1) for sample in samples]).unique()
             found = (values[1:] + values[:-1]) / 2
             found = found[(found >= values[:-1]) & (found < values[1:])][: N_BINS - 1]
-            if least_gap is not None and float(least_gap[j]) > 0:
-                found = ((found / least_gap[j]).round() * least_gap[j]).unique()
             edges[j, : len(found)] = found
         return cls(edges)
 

@@ -34,7 +34,7 @@ from skebm.partition.checks import (
     template_for,
 )
 from skebm.partition.exact import Exact, cheaper_side
-from skebm.partition.importance import ImportanceSampling, is_corrected, log_weights
+from skebm.partition.importance import ImportanceSampling, log_weights
 from skebm.partition.pairwise.bethe import Bethe
 from skebm.partition.pairwise.graph import pairwise_graph
 from skebm.partition.quadrature import MAX_COLUMNS, Integral, Quadrature, integrate
@@ -221,7 +221,7 @@ def _efficiency(energy: Energy, base: Distribution | None) -> tuple[float, str]:
         if not has_uniform(energy.domain):
             return 0.0, ""
         base = default_base(energy)  # uniform
-    template, corrected = template_for(energy), is_corrected(energy, base)
+    template, corrected = template_for(energy), energy.corrects(base)
     base = base.to(template.device, template.dtype)
     with sampling(energy), torch.no_grad():
         draws = base.sample(N_TEST_DRAWS, generator_for(None, template.device))

@@ -14,7 +14,6 @@ from skebm.base import Energy, LikelihoodWarning, LogPartition, Sampler, samplin
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
-from skebm.energies import NeuralEnergy
 from skebm.partition.checks import (
     NO_UPPER,
     MonteCarloEstimator,
@@ -31,11 +30,6 @@ from skebm.partition.checks import (
 # Largest Pareto index assumed for the weights: at 1 the mean ceases to exist.
 MAX_TAIL = 1.0
 JITTER = 1e-3  # standard deviation of noise that breaks ties of log weights
-
-
-def is_corrected(energy: Energy, base: Distribution) -> bool:
-    """Whether an energy is -log q plus a function that is known without q."""
-    return isinstance(energy, NeuralEnergy) and energy.corrects(base)
 
 
 def log_weights(
@@ -288,7 +282,7 @@ class ImportanceSampling(MonteCarloEstimator):
         check_base(energy, base, rows)
         template = template_for(energy, rows)
         check_memory(f"n_samples={self.n_samples}", self.n_samples, torch.float64)
-        corrected = is_corrected(energy, base)
+        corrected = energy.corrects(base)
         base = base.to(template.device, template.dtype)
         generator = generator_for(generator, template.device)
         parts, n_remaining = [], self.n_samples

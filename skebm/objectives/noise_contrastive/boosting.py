@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from skebm.base.objective import effective_count, weighted_mean
 from skebm.distributions import Distribution
 from skebm.energies.trees import Bins, Growth, Tree, TreeSum, grow_tree
 
@@ -156,8 +157,9 @@ class _Boosting:
     def _round(self, numbers: Iterator[int]) -> bool:
         """Add trees by draws of the model so far; whether there may be more."""
         n = len(self.rows.x)
-        trained = self._draws(DRAWS_PER_ROW * n, FEWEST_DRAWS, MOST_DRAWS)
-        fresh = self._draws(FRESH_PER_ROW * n, FEWEST_FRESH, MOST_FRESH)
+        model = self._sum()
+        trained = self._draws(model, min(max(DRAWS_PER_ROW * n, FEWEST_DRAWS), MOST_DRAWS))
+        fresh = self._draws(model, min(max(FRESH_PER_ROW * n, FEWEST_FRESH), MOST_FRESH))
         bins = Bins.of_samples(self.rows.x, trained)
         classes = _Classes(self.rows, trained, bins, self.settings, self.generator)
         judges = _Judges(self.held_out, fresh, bins, self.before)
@@ -196,18 +198,21 @@ class _Boosting:
             self.gain, self.error = min(gained, 0.0), course[n_best].error
         return goes_on
 
-    def _draws(self, number: int, least: int, most: int) -> Tensor:
-        """Draws of the model so far, resampled of those of the base by their weights."""
-        n = min(max(number, least), most)
-        if not self.trees:
+    def _draws(self, model: TreeSum, n: int) -> Tensor:
+        """n draws of the model so far, resampled of those of the base by their weights."""
+        if not model.n_trees:
             return self.base.sample(n, self.generator)
-        trees = self._sum()
         proposals = min(max(n, int(n / 2 / self.share)), MOST_PROPOSALS * n)
         x = self.base.sample(proposals, self.generator)
-        log_weight = -torch.cat([trees(part) for part in x.split(BLOCK)]).double()
+        log_weight = -torch.cat([model(part) for part in x.split(BLOCK)]).double()
         weight = log_weight.softmax(0)
-        self.share = float(1 / weight.square().sum() / len(weight))
+        self.share = _effective_share(weight)
         return x[torch.multinomial(weight, n, replacement=True, generator=self.generator)]
+
+
+def _effective_share(weight: Tensor) -> float:
+    """Effective sample size of a draw, of weights (n,)."""
+    return float(effective_count(weight, weight)) / len(weight)
 
 
 class _Classes:
@@ -307,13 +312,8 @@ class _Judges:
     def gain(self) -> _Gain:
         ratio, draws = self.of_held_out, self.values[self.n :]
         log_z = float(draws.logsumexp(0)) - math.log(len(draws))
-        weight = (draws - draws.max()).exp()
-        share = float(weight.sum().square() / weight.square().sum() / len(weight))
-        mean = float((self.weight * ratio).sum())
+        mean = float(weighted_mean(ratio, self.weight))
         spread = float((self.weight * (ratio - mean)).square().sum())
-        halves = [self._mean_of_half(ratio, k) - log_z for k in (0, 1)]
-        return _Gain(mean - log_z, math.sqrt(spread), share, (halves[0], halves[1]))
-
-    def _mean_of_half(self, ratio: Tensor, which: int) -> float:
-        weight = self.weight[which::2]
-        return float((weight * ratio[which::2]).sum() / weight.sum())
+        first, second = (float(weighted_mean(ratio[k::2], self.weight[k::2])) for k in (0, 1))
+        halves = first - log_z, second - log_z
+        return _Gain(mean - log_z, math.sqrt(spread), _effective_share(draws.softmax(0)), halves)
