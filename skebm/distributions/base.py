@@ -160,6 +160,40 @@ class Distribution(abc.ABC):
         """Whether :meth:`marginal` has a closed form."""
         return type(self).marginal is not Distribution.marginal
 
+    @property
+    def has_log_marginal(self) -> bool:
+        """Whether :meth:`log_marginal` is exact."""
+        return self.has_tilted or self.has_marginal
+
+    def log_marginal(self, clamp: Clamp) -> Tensor:
+        """Log-probability (density) of the known entries of each of n flat rows, (n,); exact.
+
+        It is 0 where nothing is known.
+
+        Parameters
+        ----------
+        clamp : Clamp
+            Which entries are known, (n, d), all levels of a category or none, and their values.
+        """
+        mask, value = clamp.mask, torch.where(clamp.mask, clamp.value, 0.0)
+        if bool(mask.all()):
+            return self.log_prob(value)
+        found = torch.zeros(len(value), dtype=value.dtype, device=value.device)
+        if self.has_tilted:
+            some = mask.any(1)
+            known = Clamp(mask[some], value[some])
+            found[some] = self.tilted(torch.zeros_like(known.value)).given(known).log_normaliser
+            return found
+        patterns, member = mask.unique(dim=0, return_inverse=True)
+        for number, known_columns in enumerate(patterns):
+            columns = known_columns.nonzero()[:, 0]
+            if len(columns):
+                rows = (member == number).nonzero()[:, 0]
+                at = value[rows[:, None], columns]
+                whole = len(columns) == mask.shape[1]
+                found[rows] = (self if whole else self.marginal(columns)).log_prob(at)
+        return found
+
     def flip_log_ratio(self, x: Tensor) -> Tensor:
         """log q(x with entry i set to 1 - x_i) - log q(x), (n, d), for flat binary rows.
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from skebm.base import Clamp, Conditional
 from skebm.distributions._fitting import CHUNK, draw_index
+from skebm.distributions.column import NormalMixtures
 
 
 class Given(Conditional):
@@ -48,6 +49,10 @@ class Given(Conditional):
         both = Clamp(self.clamp.mask | clamp.mask, clamp.apply(self.clamp.value))
         return type(self)(self.distribution, both)
 
+    def column(self, entry: int) -> NormalMixtures | None:
+        """The distribution of an unknown entry of flat rows; None where it is no such mixture."""
+        return None
+
 
 class IndependentGiven(Given):
     """Independent entries, whose conditional distributions are their marginals."""
@@ -59,6 +64,14 @@ class IndependentGiven(Given):
     def sample(self, generator: torch.Generator) -> Tensor:
         value = self.clamp.value
         return self.clamp.apply(self.distribution.sample(len(value), generator).to(value))
+
+    def column(self, entry: int) -> NormalMixtures | None:
+        mixture = getattr(self.distribution, "components", None)
+        if mixture is None:
+            return None
+        log_weight, means, covariances = mixture()
+        log_weight = log_weight.expand(len(self.clamp.value), -1)
+        return NormalMixtures(log_weight, means[:, entry], covariances[:, entry, entry].sqrt())
 
 
 class MixtureGiven(Given):
@@ -86,6 +99,15 @@ class MixtureGiven(Given):
             place = torch.arange(len(rows), device=x.device)
             x[rows[:, None], free] = (means[k, place] + step).to(x.dtype)
         return x
+
+    def column(self, entry: int) -> NormalMixtures:
+        found = []
+        for rows, free, weight, means, scale_tril in self._parts():
+            place = (free == entry).nonzero().ravel()
+            scale = scale_tril[:, place].norm(dim=2).t()
+            mixtures = NormalMixtures(weight.log(), means[:, :, place[0]].t(), scale)
+            found.append((rows, mixtures.without_small_weights()))
+        return in_order(found)
 
     def _parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
         """Chunks of m rows with the same f unknown columns.
@@ -137,6 +159,17 @@ class KernelGiven(Given):
         if q.factors is not None:
             h = h * q.factors.double()[index, None]
         return self.clamp.apply((q.centres[index].double() + z * h).to(value.dtype))
+
+    def column(self, entry: int) -> NormalMixtures:
+        q, device = self.distribution, self.clamp.value.device
+        h = q.bandwidth.double()[entry]
+        scale = h.expand(len(q.centres)) if q.factors is None else h * q.factors.double()
+        found = []
+        for weight, rows in zip(self._weights(), self._rows(), strict=True):
+            centres = q.centres[:, entry].double()
+            mixtures = NormalMixtures(weight.log(), centres, scale).without_small_weights()
+            found.append((torch.arange(len(self.clamp.value), device=device)[rows], mixtures))
+        return in_order(found)
 
     def _rows(self) -> list[slice]:
         size = max(1, CHUNK // len(self.distribution.centres))
@@ -193,6 +226,20 @@ class ScalesGiven(Given):
             x[rows[:, None], free] = (centres + step).to(x.dtype)
         return x
 
+    def column(self, entry: int) -> NormalMixtures:
+        found = []
+        for rows, free, weight, z, white, tril in self._parts():
+            k, place = z.shape[2], int((free == entry).nonzero()[0, 0])
+            slope, own = tril[:, k + place, :k], tril[:, k + place, k:].norm(dim=1)
+            shift = torch.einsum("snk,sk->sn", z, slope)[..., None]
+            shift = shift - torch.einsum("smk,sk->sm", white, slope)[:, None]
+            means = shift + self.distribution.centres[:, entry].double()
+            log_weight = weight.log().transpose(0, 1).flatten(1)
+            scale = own[:, None].expand(-1, weight.shape[2]).flatten()
+            mixtures = NormalMixtures(log_weight, means.transpose(0, 1).flatten(1), scale)
+            found.append((rows, mixtures.without_small_weights()))
+        return in_order(found)
+
     def _parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]]:
         """Chunks of n rows with the same k known and f unknown columns.
 
@@ -226,3 +273,9 @@ class ScalesGiven(Given):
                 flat = logits.transpose(0, 1).flatten(1).softmax(1)
                 conditional = flat.view(len(part), len(tril), -1).transpose(0, 1)
                 yield part, order[k:], conditional, z, white, tril
+
+
+def in_order(parts: list[tuple[Tensor, NormalMixtures]]) -> NormalMixtures:
+    """Mixtures of some rows each, with the numbers of these, in the order of all rows."""
+    found = NormalMixtures.one_below_the_other([part for _, part in parts])
+    return found.of_rows(torch.cat([rows for rows, _ in parts]).argsort())

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from skebm.base import Binary, Categorical, Clamp, Conditional, Mixed
+from skebm.base import Binary, Categorical, Clamp, Conditional, Domain, Mixed
 from skebm.base.domains import parts_of
 from skebm.base.sampler import whole_numbers
 from skebm.base.torchtools import softplus
@@ -429,7 +429,7 @@ class Columns(Distribution):
         conditionals = [
             part.given(known) for part, known in zip(self.parts, self.cut(clamp), strict=True)
         ]
-        return JoinedConditional(conditionals)
+        return JoinedConditional(conditionals, self.blocks.parts)
 
     @property
     def has_given(self) -> bool:
@@ -458,8 +458,8 @@ def blocks_of(distribution: Distribution) -> list[Any]:
 class JoinedConditional(Conditional):
     """Conditionals of independent blocks, side by side."""
 
-    def __init__(self, parts: Sequence[Conditional]):
-        self.parts = parts
+    def __init__(self, parts: Sequence[Conditional], domains: Sequence[Domain]):
+        self.parts, self.domains = parts, domains
 
     @property
     def mean(self) -> Tensor:  # type: ignore[override]
@@ -468,6 +468,14 @@ class JoinedConditional(Conditional):
     def sample(self, generator: torch.Generator) -> Tensor:
         return torch.cat([part.sample(generator) for part in self.parts], 1)
 
+    def column(self, entry: int) -> Any:
+        """The distribution of an unknown entry, by that of its block; None where it has none."""
+        for part, domain in zip(self.parts, self.domains, strict=True):
+            if entry < domain.n_columns:
+                return part.column(entry) if hasattr(part, "column") else None
+            entry -= domain.n_columns
+        return None
+
 
 class ColumnsTilt(JoinedConditional, Tilt):
     """Tilts of independent blocks."""
@@ -475,7 +483,7 @@ class ColumnsTilt(JoinedConditional, Tilt):
     parts: Sequence[Tilt]
 
     def __init__(self, parts: Sequence[Tilt], owner: Columns):
-        super().__init__(parts)
+        super().__init__(parts, owner.blocks.parts)
         self.owner = owner
 
     @property

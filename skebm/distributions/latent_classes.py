@@ -27,6 +27,7 @@ from skebm.distributions._fitting import (
     varies,
 )
 from skebm.distributions.base import Distribution, Tilt
+from skebm.distributions.column import NormalMixtures
 from skebm.distributions.independent import CategoricalTilt, Levels, by_column
 
 # Numbers of classes among which held-out rows choose; two that are no better end the search.
@@ -391,6 +392,16 @@ class LatentClassTilt(Tilt):
             same = torch.full((len(field),), c, device=field.device)
             mean += of_class[:, c, None] * self._of_classes(same)[0]
         return mean if self.known is None else self.known.apply(mean)
+
+    def column(self, entry: int) -> NormalMixtures | None:
+        """The distribution of an unknown entry of numbers; None of bits and levels."""
+        q, place = self.distribution, entry - self.distribution.n_discrete
+        if place < 0:
+            return None
+        scale = q.scale[:, place].double()
+        shift = self.field[:, entry, None].double() * scale.square()
+        means = q.mean[:, place].double() + shift
+        return NormalMixtures(self.log_joint.double(), means, scale)
 
     def _of_classes(self, classes: Tensor) -> tuple[Tensor, Any]:
         """Means of rows (n, d) of the given classes (n,), and the tilts of their categories."""

@@ -21,7 +21,8 @@ from skebm.distributions._fitting import (
     weights_at_temperature,
 )
 from skebm.distributions.base import Distribution, Envelope
-from skebm.distributions.conditionals import Given
+from skebm.distributions.column import NormalMixtures
+from skebm.distributions.conditionals import Given, in_order
 from skebm.distributions.mixture import MIN_COUNT, _check_range, _StandardisedRows, clusters
 
 # Numbers computed at once: more of them do not fit into the caches of a core.
@@ -338,6 +339,16 @@ class LowRankGiven(Given):
             deviation = q.variances[:, free].double().sqrt()[k] * own[rows[:, None], free]
             x[rows[:, None], free] = (q.means[:, free].double()[k] + along + deviation).to(x.dtype)
         return x
+
+    def column(self, entry: int) -> NormalMixtures:
+        q, found = self.distribution, []
+        for rows, _, weight, hidden, tril in self._parts():
+            slope = q.factors[:, entry].double()
+            means = q.means[:, entry, None].double() + torch.einsum("knr,kr->kn", hidden, slope)
+            root = torch.linalg.solve_triangular(tril, slope[..., None], upper=False)[..., 0]
+            scale = (root.square().sum(1) + q.variances[:, entry].double()).sqrt()
+            found.append((rows, NormalMixtures(weight.log(), means.t(), scale)))
+        return in_order(found)
 
     def _parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
         """Rows (m,) with the same f unknown columns (f,).

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from skebm._validation import sample_that_varies, that_vary
-from skebm.base import Clamp, Conditional, Real
+from skebm.base import Clamp, Real
 from skebm.distributions._fitting import (
     draw_index,
     positive_weight_rows,
@@ -21,6 +21,7 @@ from skebm.distributions._fitting import (
 )
 from skebm.distributions.base import Distribution, Envelope
 from skebm.distributions.bounded import TruncatedGaussian, Uniform
+from skebm.distributions.column import NormalMixtures
 from skebm.distributions.conditionals import Given
 from skebm.distributions.gaussian import Gaussian
 from skebm.distributions.kernel import KernelDensity
@@ -302,19 +303,11 @@ class StackGiven(Given):
     @functools.cached_property
     def _shares(self) -> Tensor:
         """Conditional weights of the parts, (n, M), in float64."""
-        mask, value = self.clamp.mask, self.clamp.value.double()
-        prior = self.distribution.weights.double().log()
-        log_weight = prior.repeat(len(value), 1)
-        patterns, member = mask.unique(dim=0, return_inverse=True)
-        for number, known in enumerate(patterns):
-            columns = known.nonzero()[:, 0]
-            if len(columns):
-                rows = (member == number).nonzero()[:, 0]
-                at = value[rows[:, None], columns]
-                for m, part in enumerate(self.distribution.parts):
-                    exact = part.to(value.device, value.dtype).marginal(columns)
-                    log_weight[rows, m] += exact.log_prob(at)
-        return log_weight.softmax(1)
+        clamp = Clamp(self.clamp.mask, self.clamp.value.double())
+        like = clamp.value
+        parts = [part.to(like.device, like.dtype) for part in self.distribution.parts]
+        log_weight = torch.stack([part.log_marginal(clamp) for part in parts], 1)
+        return (log_weight + self.distribution.weights.double().log()).softmax(1)
 
     @functools.cached_property
     def mean(self) -> Tensor:  # type: ignore[override]
@@ -331,6 +324,13 @@ class StackGiven(Given):
         chosen = draw_index(self._shares, u.to(value.device))
         draws = torch.stack([part.sample(generator) for part in self._parts])
         return draws[chosen, torch.arange(len(value), device=value.device)]
+
+    def column(self, entry: int) -> NormalMixtures | None:
+        found = [part.column(entry) for part in self._parts]
+        known = [part for part in found if part is not None]
+        if len(known) < len(found):
+            return None
+        return NormalMixtures.together(known, self._shares.log()).without_small_weights()
 
 
 # ------------------------------------------------------------------------------
@@ -411,21 +411,40 @@ class Affine(Distribution):
     def convolved(self, sigma: Tensor | float) -> Affine:
         return Affine(self.distribution.convolved(sigma * self.scale), self.centre, self.scale)
 
-    def given(self, clamp: Clamp) -> Conditional:
-        value = torch.where(clamp.mask, self._inverse(clamp.value), 0)
-        return _AffineConditional(self, self.distribution.given(Clamp(clamp.mask, value)))
+    def given(self, clamp: Clamp) -> AffineGiven:
+        return AffineGiven(self, clamp)
+
+    @property
+    def has_marginal(self) -> bool:
+        return self.distribution.has_marginal
+
+    def marginal(self, columns: Tensor) -> Affine:
+        inner = self.distribution.marginal(columns)
+        return Affine(inner, self.centre[columns], self.scale[columns])
 
 
-class _AffineConditional(Conditional):
-    def __init__(self, units: Affine, inner: Conditional):
-        self.units, self.inner = units, inner
+class AffineGiven(Given):
+    """Conditionals in other units."""
+
+    @functools.cached_property
+    def _inner(self) -> Any:
+        q, mask = self.distribution, self.clamp.mask
+        value = torch.where(mask, q._inverse(self.clamp.value), 0)
+        return q.distribution.given(Clamp(mask, value))
 
     @property
     def mean(self) -> Tensor:  # type: ignore[override]
-        return (self.inner.mean - self.units.centre) / self.units.scale
+        return self.clamp.apply(
+            (self._inner.mean - self.distribution.centre) / self.distribution.scale
+        )
 
     def sample(self, generator: torch.Generator) -> Tensor:
-        return (self.inner.sample(generator) - self.units.centre) / self.units.scale
+        drawn = self._inner.sample(generator)
+        return self.clamp.apply((drawn - self.distribution.centre) / self.distribution.scale)
+
+    def column(self, entry: int) -> NormalMixtures | None:
+        q, found = self.distribution, self._inner.column(entry)
+        return None if found is None else found.in_units(q.centre[entry], q.scale[entry])
 
 
 # ------------------------------------------------------------------------------

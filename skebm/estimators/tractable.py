@@ -18,6 +18,7 @@ from torch import Tensor
 from skebm._validation import (
     Interval,
     StrOptions,
+    boolean_columns,
     check_columns,
     check_is_fitted,
     check_random_state,
@@ -26,12 +27,13 @@ from skebm._validation import (
     distinct_rows,
     draw_seed,
     fit_context,
+    mask_as_missing,
     sample_that_varies,
     validate_data,
     warn,
-    warn_of_booleans,
 )
-from skebm.base import SamplingWarning, torchtools
+from skebm.base import Clamp, SamplingWarning, torchtools
+from skebm.base import Real as RealRows
 from skebm.base.energy import check_temperature
 from skebm.base.processes import TasksMixin
 from skebm.base.sampler import whole_number
@@ -41,14 +43,21 @@ from skebm.distributions import (
     Gaussian,
     GaussianMixture,
     KernelDensity,
+    LatentClasses,
     SignedLog,
     Stack,
 )
 from skebm.distributions.stack import with_broad_part
 from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import atomic, non_default_parameters, warn_without_effect
+from skebm.estimators.queries.joint import Joint
+from skebm.estimators.queries.mixin import QueriesMixin
+from skebm.estimators.tables.bases import complete_numbers
+from skebm.estimators.tables.columns import Coding
 from skebm.estimators.tables.gross import without_gross_rows
-from skebm.estimators.tables.units import extreme_factors
+from skebm.estimators.tables.table import Table, column_table, number_table, shown_names
+from skebm.estimators.tables.units import Units, extreme_factors
+from skebm.training.rows import Rows
 from skebm.training.streams import SourceMixin
 
 # Rows for each component of a mixture, and most components.
@@ -56,6 +65,8 @@ ROWS_PER_COMPONENT, MOST_COMPONENTS = 100, 40
 # Most rows that kernels are placed at and mixtures are fitted to: scoring a row takes time for
 # each kernel. Most products of an EM step: rows times components times squared columns.
 MOST_ROWS, MOST_WORK = 5000, 4e8
+# Draws that stand in for training rows where a density is looked for.
+N_REFERENCE = 1000
 # Rows that are scored at a time, a multiple of those of a chunk.
 BLOCK = 20_480
 # Regularisation from which components need no prior, and nats per row at which EM ends.
@@ -75,11 +86,22 @@ USED_BY = {
 }
 
 
-class TractableDensity(DocLinkMixin, SourceMixin, TasksMixin, DensityMixin, BaseEstimator):
+class TractableDensity(
+    QueriesMixin, DocLinkMixin, SourceMixin, TasksMixin, DensityMixin, BaseEstimator
+):
     r"""Density of the rows of a table by a distribution with a closed form, exactly normalised.
 
     These are the distributions that neural densities correct. They take a fraction of the time of
-    neural densities, and their log-likelihoods have no error.
+    neural densities, and their log-likelihoods have no error. Marginals and conditionals of any
+    columns are exact as well: scores of rows with missing entries, predictions of a column from
+    others with their quantiles, imputations.
+
+    Columns of text, categories and booleans of a frame are levels and bits; a table that has any is
+    modelled by latent classes (:class:`skebm.distributions.LatentClasses`). Entries may be missing
+    in `fit`, too. Latent classes are fitted to the known ones by expectation-maximisation. Missing
+    numbers are drawn in turn from a mixture of normals and from the distribution itself, given the
+    known ones, and these are fitted to the completed rows (stochastic EM); both assume that entries
+    are missing at random.
 
     Parameters
     ----------
@@ -107,12 +129,16 @@ class TractableDensity(DocLinkMixin, SourceMixin, TasksMixin, DensityMixin, Base
     n_neighbors : int or None, default=None
         With ``"kernel"``, the bandwidth at a row is proportional to the distance to its
         `n_neighbors`-th nearest other distinct row. None: all bandwidths are equal.
+    categorical_features : {"from_dtype"}, array-like or None, default="from_dtype"
+        Names, numbers or a mask of the columns of categories. ``"from_dtype"``: those of text and
+        categories in frames, and of objects other than numbers in arrays.
     random_state : int, RandomState instance or None, default=None
 
     Attributes
     ----------
     distribution_ : Distribution
-        The fitted distribution, of the columns in their own units, in float64.
+        The fitted distribution, in float64: of columns of numbers in their own units; latent
+        classes of bits, levels and standardised numbers.
     n_features_in_, feature_names_in_ : int, ndarray of shape (n_features,)
 
     See Also
@@ -138,6 +164,7 @@ class TractableDensity(DocLinkMixin, SourceMixin, TasksMixin, DensityMixin, Base
         "regularisation": [Interval(Real, 0, 1, closed="left")],
         "metric": [StrOptions({"standard", "range", "log"})],
         "n_neighbors": [Interval(Integral, 1, None, closed="left"), None],
+        "categorical_features": ["array-like", StrOptions({"from_dtype"}), None],
         "random_state": ["random_state"],
     }
 
@@ -149,6 +176,7 @@ class TractableDensity(DocLinkMixin, SourceMixin, TasksMixin, DensityMixin, Base
         regularisation=1e-3,
         metric="standard",
         n_neighbors=None,
+        categorical_features="from_dtype",
         random_state=None,
     ):
         self.distribution = distribution
@@ -156,6 +184,7 @@ class TractableDensity(DocLinkMixin, SourceMixin, TasksMixin, DensityMixin, Base
         self.regularisation = regularisation
         self.metric = metric
         self.n_neighbors = n_neighbors
+        self.categorical_features = categorical_features
         self.random_state = random_state
 
     @atomic
@@ -165,8 +194,9 @@ class TractableDensity(DocLinkMixin, SourceMixin, TasksMixin, DensityMixin, Base
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_features)
-            Finite numbers; columns may have any units.
+        X : {array-like, data frame} of shape (n_samples, n_features)
+            Numbers, in any units; in frames also text, categories and booleans. NaN marks missing
+            entries.
         y : None
             Not used; present by convention.
         sample_weight : array-like of shape (n_samples,), default=None
@@ -178,34 +208,85 @@ class TractableDensity(DocLinkMixin, SourceMixin, TasksMixin, DensityMixin, Base
         self : TractableDensity
         """
         X, header, sample_weight = self._in_memory(X, sample_weight)
-        warn_of_booleans(self, X)
-        X = validate_data(self, X, dtype=np.float64)
+        X, mixed = self._learn_columns(X)
         if header is not None:
             check_columns(self, header, reset=True)
-        X, weight = without_gross_rows(self, X, check_weight(sample_weight, X))
-        warn_without_effect(
-            {
-                name: f'distribution="{self.distribution}" does not use it'
-                for name in non_default_parameters(self)
-                if self.distribution not in USED_BY.get(name, (self.distribution,))
-            }
-        )
-        seed = draw_seed(self._common_random())
+        weight = check_weight(sample_weight, X)
+        if not mixed:
+            X, weight = without_gross_rows(self, X, weight)
+        warn_without_effect(self._without_effect(mixed))
+        generator = torch.Generator().manual_seed(draw_seed(self._common_random()))
         if weight is not None:
             X, weight = X[weight > 0], weight[weight > 0]
+        names = shown_names(getattr(self, "feature_names_in_", None), X.shape[1])
+        if mixed:
+            self._table = column_table(X, weight, self._coding, names)
+            self.distribution_ = self._fit_classes(X, weight, generator)
+            return self
+        n = X.shape[1]
+        self._table = number_table(Units(np.zeros(n), np.ones(n), RealRows((n,))), names)
         X, weight = distinct_rows(X, weight)
         x = torch.tensor(X)  # a copy, as X may be read-only
         w = torch.ones(len(x), dtype=x.dtype) if weight is None else torch.tensor(weight)
-        generator = torch.Generator().manual_seed(seed)
         factor = extreme_factors(*column_ranges(X))
         if factor is None:
-            self.distribution_ = self._fit_distribution(x, w.double(), generator)
+            self.distribution_ = self._fit_known(x, w.double(), generator)
             return self
         # Variances of such columns are no numbers: only the scale knows of their size.
         scale = torch.tensor(factor)
-        found = self._fit_distribution(x * scale, w.double(), generator)
+        found = self._fit_known(x * scale, w.double(), generator)
         self.distribution_ = Affine(found, torch.zeros_like(scale), scale)
         return self
+
+    def _learn_columns(self, X: Any) -> tuple[np.ndarray, bool]:
+        """Validated X, its categories as codes, and whether columns are not all numbers."""
+        X = mask_as_missing(X)
+        has_bits = bool(boolean_columns(X))
+        self._coding = Coding.learn(X, self.categorical_features)
+        if self._coding is not None:
+            check_columns(self, X, reset=True)
+            return self._coding.encode(X, 1, type(self).__name__), True
+        kind: dict[str, Any] = {"dtype": np.float64, "ensure_all_finite": "allow-nan"}
+        return validate_data(self, X, **kind), has_bits
+
+    def _without_effect(self, mixed: bool) -> dict[str, str]:
+        """Parameters that were set and are not used, and why."""
+        if mixed and self.distribution != "stack":
+            raise ValueError(
+                f'distribution="{self.distribution}" is one of numbers, and these columns are of '
+                'several kinds: leave distribution="stack", which takes latent classes for them, '
+                "or encode them as numbers (TableEncoder)."
+            )
+        return {
+            name: f'distribution="{self.distribution}" does not use it'
+            for name in non_default_parameters(self)
+            if self.distribution not in USED_BY.get(name, (self.distribution,))
+        }
+
+    def _fit_classes(
+        self, X: np.ndarray, weight: np.ndarray | None, generator: torch.Generator
+    ) -> Distribution:
+        """Latent classes of bits, levels and numbers, of which some entries may be missing."""
+        cpu = torch.device("cpu")
+        rows = self._table.rows(X, device=cpu, dtype=torch.float64, weight=weight)
+        rows.complete(self._table.widths)
+        x, domain, w = rows.block(0, len(rows)), self._table.domain, rows.counts
+        found = LatentClasses.fit(x, domain, w, known=rows.known, generator=generator)
+        return found.with_broad_class(x, w, rows.known)
+
+    def _fit_known(self, x: Tensor, w: Tensor, generator: torch.Generator) -> Distribution:
+        """The distribution of numbers, of which some entries may be missing, nan."""
+        known = ~x.isnan()
+        if bool(known.all()):
+            return self._fit_distribution(x, w, generator)
+        rows = Rows(x, w, dtype=x.dtype, device=x.device)
+        rows.complete((1,) * x.shape[1])
+        x = complete_numbers(rows.block(0, len(rows)), known, w, generator)
+        first = self._fit_distribution(x, w, generator)
+        clamp = Clamp(known, x)
+        return self._fit_distribution(
+            clamp.apply(first.given(clamp).sample(generator)), w, generator
+        )
 
     def _fit_distribution(self, x: Tensor, w: Tensor, generator: torch.Generator) -> Distribution:
         if self.distribution == "gaussian":
@@ -236,9 +317,54 @@ class TractableDensity(DocLinkMixin, SourceMixin, TasksMixin, DensityMixin, Base
 
     # ---------------------------------------------------------------- fitted models
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
+    def _joint(self) -> Joint:
+        return Joint(self.distribution_, self._table.groups)
+
+    def _query_input(self, X: Any) -> Any:
+        X = mask_as_missing(X)
+        if self._coding is not None:
+            check_columns(self, X, reset=False)
+            return self._coding.encode(X, 1, type(self).__name__)
+        kind: dict[str, Any] = {"dtype": np.float64, "ensure_all_finite": "allow-nan"}
+        return validate_data(self, X, reset=False, **kind)
+
+    def _rows_of_input(self, X: Any) -> Tensor:
+        found = self._table.rows(X, device=torch.device("cpu"), dtype=torch.float64)
+        return found.block(0, len(found))
+
+    def _query_generator(self, random_state: Any) -> torch.Generator:
+        return torch.Generator().manual_seed(draw_seed(random_state))
+
+    @property
+    def _query_table(self) -> Table:
+        return self._table
+
+    def _log_z_ends(self) -> tuple[float, float]:
+        return 0.0, 0.0
+
+    def _query_reference(self) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        return self.distribution_.sample(N_REFERENCE, generator)
+
     def _check_rows(self, X: Any) -> Tensor:
+        """Complete rows of new X; `ValueError` for missing entries."""
         check_is_fitted(self)
-        return torch.tensor(validate_data(self, X, dtype=np.float64, reset=False))
+        x = self._rows_of_input(self._query_input(X))
+        if x.isnan().any():
+            raise ValueError("Input X contains NaN: fill it in by impute.")
+        return x
+
+    def _log_densities(self, X: Any) -> np.ndarray:
+        check_is_fitted(self)
+        x = self._rows_of_input(self._query_input(X))
+        if x.isnan().any():
+            return self._log_marginals(x).log_prob
+        return self._by_blocks(x, "log_prob") - self._table.log_volume
 
     def _by_blocks(self, x: Tensor, method: str) -> np.ndarray:
         """A method of the distribution on rows, some at a time to save memory."""
@@ -248,17 +374,18 @@ class TractableDensity(DocLinkMixin, SourceMixin, TasksMixin, DensityMixin, Base
         return found
 
     def score_samples(self, X: Any) -> np.ndarray:
-        """Log p(x) of each row in nats; exact.
+        """Log p(x) of each row in nats, or of its known entries; exact.
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_features)
+        X : {array-like, data frame} of shape (n_samples, n_features)
+            NaN marks missing entries.
 
         Returns
         -------
         ndarray of shape (n_samples,)
         """
-        return self._over_blocks(X, lambda X: self._by_blocks(self._check_rows(X), "log_prob"))
+        return self._over_blocks(X, self._log_densities)
 
     def score(self, X: Any, y: Any = None) -> float:
         """Mean log-likelihood of the rows in nats; exact.
@@ -286,11 +413,18 @@ class TractableDensity(DocLinkMixin, SourceMixin, TasksMixin, DensityMixin, Base
         -------
         ndarray of shape (n_samples, n_features)
         """
+        if self._table.discrete:
+            raise ValueError("There are no gradients of log p over bits and levels.")
         return self._by_blocks(self._check_rows(X), "score")
 
     def sample(
-        self, n_samples: int = 1, random_state: Any = None, *, temperature: float = 1.0
-    ) -> np.ndarray:
+        self,
+        n_samples: int = 1,
+        random_state: Any = None,
+        *,
+        temperature: float = 1.0,
+        given: Any = None,
+    ) -> Any:
         r"""Draw independent rows from the model, :math:`p(x)^{1/T}` normalised.
 
         Draws are exact at temperature 1. For a normal distribution they are exact at all other
@@ -307,21 +441,32 @@ class TractableDensity(DocLinkMixin, SourceMixin, TasksMixin, DensityMixin, Base
         temperature : float, default=1.0
             T > 0, by which -log p is divided: above 1 rows are more random, below 1 nearer to the
             most probable ones.
+        given : array-like, data frame, dict or None, default=None
+            A row whose known entries are fixed, and whose missing entries, NaN, are drawn; frames
+            and dicts may leave columns out. Or `n_samples` such rows. Draws are exact.
 
         Returns
         -------
-        ndarray of shape (n_samples, n_features)
+        ndarray or data frame of shape (n_samples, n_features)
+            A data frame if `fit` was given one with categories.
         """
         check_is_fitted(self)
         whole_number("n_samples", n_samples, 1)
         check_temperature(temperature)
+        if given is not None:
+            self._check_given(temperature)
+            return self._sample_given(given, int(n_samples), random_state)
         n_numbers = float(n_samples) * self.n_features_in_
         torchtools.check_memory(f"n_samples={n_samples}", n_numbers, torch.float64)
         random = check_random_state(random_state)
         if temperature == 1:
             generator = torch.Generator().manual_seed(draw_seed(random))
-            found: np.ndarray = self.distribution_.sample(int(n_samples), generator).numpy()
-            return found
+            return self._table.invert(self.distribution_.sample(int(n_samples), generator))
+        if not self.distribution_.has_tempered:
+            raise ValueError(
+                f"temperature={temperature} needs a power of latent classes, which has no closed "
+                "form: use temperature=1.0."
+            )
         proposal, log_bound = tempered(self, temperature)
         bounded = math.isfinite(log_bound)
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from skebm._validation import Interval, StrOptions, check_is_fitted, check_weight, draw_seed
 from skebm.base import Clamp, Sampler
-from skebm.base.sampler import whole_number
 from skebm.estimators._docs import insert_shared_docs
 from skebm.estimators.base import (
     DENSITY_CONSTRAINTS,
@@ -44,9 +43,9 @@ from skebm.estimators.boltzmann.family import (
 from skebm.estimators.boltzmann.gauge import conditional_means, zero_sum
 from skebm.estimators.boltzmann.penalties import choose_ridge
 from skebm.estimators.boltzmann.structure import PathResult, SparsityPath, choose_graph
+from skebm.estimators.queries.models import ModelQueriesMixin
 from skebm.estimators.recipe import Recipe
 from skebm.estimators.tables.blocks import NumberBlock, SpinBlock, holds_spins
-from skebm.estimators.tables.frames import as_given
 from skebm.estimators.tables.table import Table, column_table, probability_table
 from skebm.objectives.local import LOCAL_RULES
 from skebm.partition.exact import exact_draws
@@ -65,10 +64,12 @@ BATCH, STEPS, MAP_BATCH, MAP_STEPS = 500, 500, 100, 300
 RATE, PCD_RATE = 0.01, 0.003
 # Rows whose chains run together, and chains of the Fisher information.
 BLOCK, N_DRAWS, N_DRAW_STEPS = 10_000, 10_000, 200
+# Gibbs steps of imputations.
+N_STEPS = 200
 
 
 @insert_shared_docs
-class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
+class BoltzmannMachineDensity(CategoriesMixin, ModelQueriesMixin, BaseDensity):
     r"""Fully visible Boltzmann machine: couplings, a graph and a density of discrete columns.
 
     .. math:: p(x) = \frac{1}{Z} \exp\Bigl(\sum_{i < j} J_{ij} x_i x_j + \sum_i b_i x_i\Bigr)
@@ -445,6 +446,7 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
         random_state: Any = None,
         *,
         temperature: float = 1.0,
+        given: Any = None,
         n_steps: int = 1000,
     ) -> np.ndarray:
         r"""Draw rows from the model, :math:`p(x)^{1/T}` normalised.
@@ -462,6 +464,10 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
         temperature : float, default=1.0
             T > 0, by which the energy is divided: above 1 rows are more random, below 1 they are
             closer to the most probable ones.
+        given : array-like, data frame, dict or None, default=None
+            A row whose known entries are fixed, and whose missing entries, NaN, are drawn; frames
+            and dicts may leave columns out. Or `n_samples` such rows. Draws are then from chains of
+            `n_steps` steps with these entries clamped.
         n_steps : int, default=1000
             Steps of the chains, if they are needed.
 
@@ -470,6 +476,9 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
         ndarray or data frame of shape (n_samples, n_features)
         """
         self._check_draws(n_samples, n_steps, temperature)
+        if given is not None:
+            self._check_given(temperature)
+            return self._sample_given(given, n_samples, random_state, n_steps)
         drawn = self._draw(n_samples, self._generator(random_state), n_steps, temperature)
         return self._recipe.table.invert(drawn)
 
@@ -495,41 +504,23 @@ class BoltzmannMachineDensity(CategoriesMixin, BaseDensity):
                 blocks.append(state.x)
             return torch.cat(blocks)
 
-    @as_given
-    def impute(self, X: Any, random_state: Any = None, *, n_steps: int = 200) -> Any:
-        """Replace missing entries by a draw from the model given the known ones.
-
-        The draws come from Gibbs sampling with the known entries clamped, and are approximate
-        because the chains are finite.
-
-        Parameters
-        ----------
-        X : {array-like, sparse matrix} of shape (n_samples, n_features)
-            NaN marks missing entries.
-        random_state : int, RandomState instance or None, default=None
-            None draws from NumPy's global generator.
-        n_steps : int, default=200
-
-        Returns
-        -------
-        ndarray or data frame of shape (n_samples, n_features)
-            Known entries are unchanged.
-        """
-        check_is_fitted(self)
-        whole_number("n_steps", n_steps, 1)
-        X = self._validate(X, ensure_all_finite="allow-nan")
-        rows, generator = self._rows_of(X), self._generator(random_state)
-        energy, blocks = self.energy_, []
-        for start in range(0, len(rows), BLOCK):
-            x = rows.block(start, start + BLOCK)
-            known = ~x.isnan()
-            guess = energy.domain.uniform(len(x), generator, dtype=x.dtype).to(x.device)
-            clamp = Clamp(known, torch.nan_to_num(x))
-            state, _ = self._recipe.family.model_sampler.run(
-                energy, clamp.apply(guess), n_steps, generator, clamp=clamp
-            )
-            blocks.append(state.x.cpu())
-        return self._recipe.table.with_imputations(X, torch.cat(blocks))
+    def _filled(
+        self, x: Tensor, how: str, n_draws: int, n_steps: int | None, generator: torch.Generator
+    ) -> list[Tensor]:
+        if how != "draw":
+            return super()._filled(x, how, n_draws, n_steps, generator)
+        energy, sampler = self.energy_, self._recipe.family.model_sampler
+        steps, made = N_STEPS if n_steps is None else n_steps, []
+        for _ in range(n_draws):
+            blocks = []
+            for part in x.split(BLOCK):
+                guess = energy.domain.uniform(len(part), generator, dtype=x.dtype).to(x.device)
+                clamp = Clamp(~part.isnan(), torch.nan_to_num(part))
+                start = clamp.apply(guess)
+                state, _ = sampler.run(energy, start, steps, generator, clamp=clamp)
+                blocks.append(state.x.cpu())
+            made.append(torch.cat(blocks))
+        return made
 
     def standard_errors(self, X: Any, sample_weight: Any = None) -> CouplingErrors:
         r"""Asymptotic standard errors of couplings and fields, without regard to penalties.

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skebm._validation import as_numbers, check_is_fitted
+from skebm._validation import check_is_fitted
 from skebm.base import Mixed, Sampler
 from skebm.base.sampler import whole_number
 from skebm.distributions import Distribution
@@ -27,12 +27,16 @@ from skebm.estimators.neural.sampling import (
     draw_by_chains,
     impute_rows,
 )
+from skebm.estimators.queries.models import ModelQueriesMixin
 from skebm.estimators.tables.frames import as_given
 from skebm.estimators.tables.table import Table, is_far
 from skebm.estimators.tables.units import Units
 
+# Steps of the chains of imputations, after as many adaptation steps.
+N_STEPS = 100
 
-class NeuralMixin(PartitionMixin):
+
+class NeuralMixin(ModelQueriesMixin, PartitionMixin):
     """Methods of a model that is a network beside a base, density or classifier."""
 
     _recipe: NeuralRecipe
@@ -90,57 +94,29 @@ class NeuralMixin(PartitionMixin):
         chains = chains_at_temperature(self._chains(), energy, temperature)
         if given is None:
             return table.invert(draw_by_chains(energy, chains, n, generator, n_steps)[:n_samples])
-        if table.by_column:
-            raise ValueError(
-                "given= is a row of numbers, and these columns are of several kinds: use impute on "
-                "rows with missing entries."
-            )
-        row = as_numbers("given", given)[None]
-        if row.shape[1:] != table.row_shape or np.isinf(row).any():
-            raise ValueError(
-                f"given must be one row of shape {table.row_shape} of finite numbers and NaN, got "
-                f"{given!r}."
-            )
-        x = self._rows_of(row).block(0, 1).expand(n, -1)
-        with _far_rows_named(table, x, lambda row: 0):
-            found = table.invert(impute_rows(energy, chains, x, generator, n_steps)[:n_samples])
-        return np.where(np.isnan(row), found, row)
+        X = self._query_input(self._given_rows(given, n_samples))
+        x = self._rows_of_input(X)
+        x = x[torch.arange(n) % n_samples]
+        with _far_rows_named(table, x, lambda row: row):
+            drawn = impute_rows(energy, chains, x, generator, n_steps)[:n_samples]
+        return table.with_imputations(X, drawn)
 
-    @as_given
-    def impute(self, X: Any, random_state: Any = None, *, n_steps: int = 100) -> np.ndarray:
-        """Replace NaN entries by a draw from the model given the known entries.
-
-        Draws of the base given the known entries are resampled by importance weights, then moved by
-        the sampler with the known entries clamped. The imputations of a row are a joint draw, which
-        is approximate as the chains are finite. A row of only NaN becomes a sample of the model.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-            NaN marks missing entries.
-        random_state : int, RandomState instance or None, default=None
-            None draws from NumPy's global generator.
-        n_steps : int, default=100
-            Number of steps of the chains, after as many adaptation steps.
-
-        Returns
-        -------
-        ndarray of the shape of X
-            Known entries are unchanged.
-        """
-        check_is_fitted(self)
-        whole_number("n_steps", n_steps, 1)
-        X = self._validate(X, ensure_all_finite="allow-nan")
-        rows, table = self._rows_of(X), self._recipe.table
-        x = rows.block(0, len(rows))
+    def _filled(
+        self, x: Tensor, how: str, n_draws: int, n_steps: int | None, generator: torch.Generator
+    ) -> list[Tensor]:
+        if how != "draw":
+            return super()._filled(x, how, n_draws, n_steps, generator)
         incomplete = x.isnan().any(1).nonzero().ravel()
-        if len(incomplete):
-            generator = self._generator(random_state)
-            energy, chains = self.energy_, self._chains()
+        energy, chains, table = self.energy_, self._chains(), self._recipe.table
+        made = []
+        for _ in range(n_draws):
+            full = x.clone()
             for some in incomplete.split(BLOCK):
                 with _far_rows_named(table, x[some], some.tolist().__getitem__):
-                    x[some] = impute_rows(energy, chains, x[some], generator, n_steps)
-        return table.with_imputations(X, x)
+                    steps = N_STEPS if n_steps is None else n_steps
+                    full[some] = impute_rows(energy, chains, x[some], generator, steps)
+            made.append(full)
+        return made
 
     def _chains(self) -> Chains:
         """Sampler and starting points of the chains of the fitted model."""

@@ -19,6 +19,7 @@ from sklearn.mixture import GaussianMixture as SklearnMixture
 from sklearn.model_selection import KFold
 from sklearn.utils import Bunch
 from sklearn.utils.validation import has_fit_parameter
+from torch import Tensor
 
 from skebm._densities import log_normaliser, relative_log_density, score_function
 from skebm._validation import (
@@ -34,6 +35,7 @@ from skebm._validation import (
     distinct_numbers_of,
     draw_seed,
     fit_context,
+    mask_as_missing,
     set_seeds,
     take_rows,
     that_vary,
@@ -41,7 +43,7 @@ from skebm._validation import (
     warn,
     warn_of_booleans,
 )
-from skebm.base import LikelihoodWarning, LogPartition, torchtools
+from skebm.base import LikelihoodWarning, LogPartition, Real, torchtools
 from skebm.base.energy import check_temperature
 from skebm.base.processes import (
     TasksMixin,
@@ -52,9 +54,14 @@ from skebm.base.processes import (
     progress_bar,
 )
 from skebm.base.sampler import whole_number
+from skebm.distributions import Distribution, Stack
 from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import atomic
+from skebm.estimators.queries.joint import Joint, mixture_near
+from skebm.estimators.queries.mixin import QueriesMixin
 from skebm.estimators.tables.gross import without_gross_rows
+from skebm.estimators.tables.table import Table, number_table, shown_names
+from skebm.estimators.tables.units import Units
 from skebm.estimators.tractable import (
     TractableDensity,
     draw_by_rejection,
@@ -141,7 +148,7 @@ def fit_expert(
 
 
 class ProductOfDensities(
-    DocLinkMixin, SourceMixin, TasksMixin, DensityMixin, Composition, BaseEstimator
+    QueriesMixin, DocLinkMixin, SourceMixin, TasksMixin, DensityMixin, Composition, BaseEstimator
 ):
     r"""Product of powers of densities, each fitted to the rows by itself.
 
@@ -509,6 +516,50 @@ class ProductOfDensities(
 
     # ---------------------------------------------------------------- fitted models
 
+    def _joint(self) -> Joint:
+        pairs = zip(self.weights_, self.experts_.values(), strict=True)
+        used = [(w, expert) for w, expert in pairs if w]
+
+        def energy(x: Tensor) -> Tensor:
+            return torch.as_tensor(self._energies_of(x.numpy()))
+
+        exact = all(isinstance(expert, TractableDensity) for _, expert in used)
+        if exact:
+            share = torch.tensor([w for w, _ in used], dtype=torch.float64)
+            parts = [expert.distribution_ for _, expert in used]
+            base: Distribution = parts[0] if len(parts) == 1 else Stack(parts, share / share.sum())
+        else:
+            base = mixture_near(self._query_reference())
+        return Joint(base, self._query_table.groups, energy)
+
+    def _query_input(self, X: Any) -> np.ndarray:
+        kind: dict[str, Any] = {"dtype": np.float64, "ensure_all_finite": "allow-nan"}
+        found: np.ndarray = validate_data(self, mask_as_missing(X), reset=False, **kind)
+        return found
+
+    def _rows_of_input(self, X: np.ndarray) -> Tensor:
+        return torch.tensor(X)
+
+    def _query_generator(self, random_state: Any) -> torch.Generator:
+        return torch.Generator().manual_seed(draw_seed(random_state))
+
+    @property
+    def _query_table(self) -> Table:
+        n = self.n_features_in_
+        names = shown_names(getattr(self, "feature_names_in_", None), n)
+        return number_table(Units(np.zeros(n), np.ones(n), Real((n,))), names)
+
+    def _log_z_ends(self) -> tuple[float, float]:
+        found = self._log_partition()
+        upper = found.pessimistic
+        return found.value, upper if math.isfinite(upper) else found.value
+
+    def _query_reference(self) -> Tensor:
+        share = self.weights_ / self.weights_.sum()
+        random = np.random.RandomState(self._log_z["seed"])
+        experts = list(self.experts_.values())
+        return torch.tensor(draw_mixture(experts, share, int(self.n_draws), random))
+
     def _check_rows(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         found: np.ndarray = validate_data(self, X, dtype=np.float64, reset=False)
@@ -528,23 +579,39 @@ class ProductOfDensities(
         return self._over_blocks(X, self._energies)
 
     def _energies(self, X: Any) -> np.ndarray:
-        X = self._check_rows(X)
+        return self._energies_of(self._check_rows(X))
+
+    def _energies_of(self, X: np.ndarray) -> np.ndarray:
+        """Energies of validated rows, of which there may be none."""
+        if not len(X):
+            return np.zeros(0)
         pairs = zip(self.weights_, self.experts_.values(), strict=True)
         parts = [w * relative_log_density(expert, X) for w, expert in pairs if w]
         return -np.asarray(sum(parts))
 
     def score_samples(self, X: Any) -> np.ndarray:
-        """Log p(x) of each row in nats, with the estimate of log Z.
+        """Log p(x) of each row in nats, or of its known entries, with the estimate of log Z.
 
         Parameters
         ----------
         X : array-like of shape (n_samples, n_features)
+            NaN marks missing entries.
 
         Returns
         -------
         ndarray of shape (n_samples,)
         """
-        return -self.energy(X) - self.log_partition_
+        return self._over_blocks(X, self._log_densities_of_known)
+
+    def _log_densities_of_known(self, X: Any) -> np.ndarray:
+        check_is_fitted(self)
+        X = self._query_input(X)
+        missing = np.isnan(X).any(1)
+        found = np.empty(len(X))
+        found[~missing] = -self._energies_of(X[~missing]) - self.log_partition_
+        if missing.any():
+            found[missing] = self._log_marginals(torch.tensor(X[missing])).log_prob
+        return found
 
     def score(self, X: Any, y: Any = None) -> float:
         """Mean log-likelihood of the rows in nats, with the largest credible log Z: pessimistic.

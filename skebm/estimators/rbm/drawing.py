@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,24 +11,25 @@ import torch
 from torch import Tensor
 
 from skebm._validation import check_is_fitted
-from skebm.base import Binary, BipartiteEnergy, Clamp, Sampler
-from skebm.base.domains import parts_of
-from skebm.base.sampler import whole_number
+from skebm.base import BipartiteEnergy, Clamp, Sampler
 from skebm.distributions import Distribution
 from skebm.energies import Tilted
 from skebm.estimators.base import CategoriesMixin, FeaturesMixin, PartitionMixin, chain_rows
+from skebm.estimators.queries.models import ModelQueriesMixin
 from skebm.estimators.rbm.family import CHEAP_COST
-from skebm.estimators.rbm.missing import hidden_means
+from skebm.estimators.rbm.missing import exact_log_sums, hidden_means, log_sums
 from skebm.estimators.recipe import Recipe
 from skebm.estimators.tables.bases import check_power
-from skebm.estimators.tables.frames import as_given
 from skebm.partition import exact_draws
 from skebm.partition.exact import log_z_cost
+from skebm.partition.given import LogZGiven
 from skebm.samplers import Persistent
 from skebm.training.rows import Rows
 
 # Rows per Gibbs run, which limits its memory.
 BLOCK = 4096
+# Gibbs steps of imputations.
+N_STEPS = 200
 # Rows (n_starts, d) from which chains at a temperature start.
 Starts = Callable[[int, torch.Generator, float], Tensor]
 
@@ -120,7 +122,7 @@ class LayersMixin(FeaturesMixin, CategoriesMixin, PartitionMixin):
         return self._recipe.base
 
 
-class LayersDensityMixin(LayersMixin):
+class LayersDensityMixin(ModelQueriesMixin, LayersMixin):
     """Samples and imputations of a density, and settings that its fits resolved."""
 
     def _complete_rows(self, X: Any, method: str) -> Rows:
@@ -138,6 +140,7 @@ class LayersDensityMixin(LayersMixin):
         random_state: Any = None,
         *,
         temperature: float = 1.0,
+        given: Any = None,
         n_steps: int = 1000,
     ) -> np.ndarray:
         r"""Draw rows from the model, the marginal of :math:`p(x, h)^{1/T}` normalised.
@@ -157,6 +160,10 @@ class LayersDensityMixin(LayersMixin):
             T > 0, by which the energy of all layers, E(x, h), is divided: above 1 rows are more
             random, below 1 they are closer to the most probable ones. Temperatures other than 1
             raise `ValueError` if the base has latent classes, whose powers have no closed form.
+        given : array-like, data frame, dict or None, default=None
+            A row whose known entries are fixed, and whose missing entries, NaN, are drawn; frames
+            and dicts may leave columns out. Or `n_samples` such rows. Draws are then from chains of
+            `n_steps` steps with these entries clamped.
         n_steps : int, default=1000
             Number of Gibbs steps of the chains, if they are needed.
 
@@ -166,65 +173,33 @@ class LayersDensityMixin(LayersMixin):
             In the units of the data.
         """
         self._check_draws(n_samples, n_steps, temperature)
+        if given is not None:
+            self._check_given(temperature)
+            return self._sample_given(given, n_samples, random_state, n_steps)
         drawn = self._draw(n_samples, self._generator(random_state), n_steps, temperature)
         return self._recipe.table.invert(drawn)
 
-    @as_given
-    def impute(
-        self,
-        X: Any,
-        random_state: Any = None,
-        *,
-        how: str = "sample",
-        n_draws: int | None = None,
-        n_steps: int = 200,
-    ) -> Any:
-        """Replace missing entries by draws from the model given the known entries, or their means.
+    def _rows_of_input(self, X: Any) -> Tensor:
+        return self._with_all_entries(super()._rows_of_input(X))
 
-        The draws come from block Gibbs sampling with the known entries clamped, and are
-        approximate because the chains are finite. A row without known entries becomes a sample of
-        the model.
+    def _sums_of(self, x: Tensor) -> LogZGiven:
+        energy, known = self.energy_, ~x.isnan()
+        generator = torch.Generator(x.device).manual_seed(self.net_.seed_)
+        groups = self._recipe.table.groups
+        return log_sums(energy, energy.base, x.nan_to_num(), known, groups, generator)
 
-        Parameters
-        ----------
-        X : {array-like, sparse matrix} of shape (n_samples, n_features)
-            NaN marks missing entries.
-        random_state : int, RandomState instance or None, default=None
-            None draws from NumPy's global generator.
-        how : {"sample", "mean", "mode"}, default="sample"
-            ``"sample"``: the imputations of a row are a joint draw, as in multiple imputation.
-            ``"mean"``: the mean of a number and the probability of a bit, which have the least
-            squared error; the most probable level of a category. ``"mode"``: the more probable
-            value of a bit as well.
-        n_draws : int >= 1 or None, default=None
-            Number of imputed tables; with ``how="sample"`` only. None returns a single table, not
-            in a list.
-        n_steps : int, default=200
-            Gibbs steps; means are taken over the second half.
+    def _exact_sums(self) -> Any:
+        return functools.partial(exact_log_sums, self.energy_)
 
-        Returns
-        -------
-        ndarray or data frame of shape (n_samples, n_features), or a list of `n_draws` of these
-            A data frame with the index, columns and types of X if X is one, otherwise an array.
-            Known entries are unchanged. In frames, columns of integers and booleans are rounded.
-        """
-        check_is_fitted(self)
-        check_imputation(how, n_draws, n_steps)
-        X = self._validate(X)
-        rows, generator = self._rows_of(X), self._generator(random_state)
-        made = [self._completions(rows, generator, how, n_steps) for _ in range(n_draws or 1)]
-        tables = [self._recipe.table.with_imputations(X, x) for x in made]
-        return tables[0] if n_draws is None else tables
-
-    def _completions(
-        self, rows: Rows, generator: torch.Generator, how: str, n_steps: int
-    ) -> Tensor:
-        """Rows of the energy with their missing entries filled in."""
-        blocks = []
-        for start in range(0, len(rows), BLOCK):
-            x = self._with_all_entries(rows.block(start, start + BLOCK))
-            blocks.append(self._impute(x, how, n_steps, generator).cpu())
-        return torch.cat(blocks)
+    def _filled(
+        self, x: Tensor, how: str, n_draws: int, n_steps: int | None, generator: torch.Generator
+    ) -> list[Tensor]:
+        n_steps = N_STEPS if n_steps is None else n_steps
+        made = []
+        for _ in range(n_draws):
+            parts = [self._impute(part, how, n_steps, generator) for part in x.split(BLOCK)]
+            made.append(torch.cat(parts).cpu())
+        return made
 
     def _with_all_entries(self, x: Tensor) -> Tensor:
         """Rows of the energy from rows of their columns of X, nan where entries are missing."""
@@ -234,19 +209,14 @@ class LayersDensityMixin(LayersMixin):
     def _impute(self, x: Tensor, how: str, n_steps: int, generator: torch.Generator) -> Tensor:
         """Rows x (n, d) of the energy whose missing entries, nan, are draws, means or modes."""
         energy, known = self.energy_, ~x.isnan()
-        if how == "sample":
+        if how == "draw":
             guess = energy.base.sample(len(x), generator)
             clamp = Clamp(known, torch.nan_to_num(x))
             sampler = self._recipe.family.chains.layer_sampler
             state, _ = sampler.run(energy, guess, n_steps, generator, clamp=clamp)
             return state.x
         _, mean = hidden_means(energy, energy.base, x, known, max(n_steps, 2), generator)
-        if how == "mode":
-            parts = parts_of(energy.domain)
-            bits = torch.cat([torch.full((p.n_columns,), isinstance(p, Binary)) for p in parts])
-            bits = bits.to(x.device) & ~known
-            mean = torch.where(bits, (mean > 0.5).to(mean), mean)
-        return mean
+        return self._joint().modes(mean, known) if how == "mode" else mean
 
     @property
     def sampler_(self) -> Sampler:
@@ -274,14 +244,3 @@ class LayersDensityMixin(LayersMixin):
         check_is_fitted(self)
         chains = self._recipe.family.chains.policy
         return int(chains.n_chains or 0) if isinstance(chains, Persistent) else self.batch_size_
-
-
-def check_imputation(how: str, n_draws: int | None, n_steps: int) -> None:
-    """Raise `ValueError` that names the argument of `impute` that is wrong."""
-    whole_number("n_steps", n_steps, 1)
-    if how not in ("sample", "mean", "mode"):
-        raise ValueError(f'how must be "sample", "mean" or "mode", got {how!r}.')
-    if n_draws is not None:
-        whole_number("n_draws", n_draws, 1)
-        if how != "sample":
-            raise ValueError(f'n_draws={n_draws} is for how="sample": there is one {how}.')

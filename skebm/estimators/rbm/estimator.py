@@ -11,7 +11,7 @@ from sklearn.utils.metaestimators import available_if
 from torch import Tensor
 
 from skebm._validation import Interval, MinMax, StrOptions, check_is_fitted, warn
-from skebm.base import Binary, BipartiteEnergy, LogLikelihoods, SettingWarning
+from skebm.base import Binary, BipartiteEnergy, SettingWarning
 from skebm.base.sampler import whole_number
 from skebm.distributions import Distribution
 from skebm.energies import Tilted
@@ -28,7 +28,7 @@ from skebm.estimators.rbm.choice import PLAIN
 from skebm.estimators.rbm.drawing import BLOCK, LayersDensityMixin
 from skebm.estimators.rbm.family import GIVEN, RBMRecipe, design_recipe
 from skebm.estimators.rbm.hidden import BinaryLayer, BinaryUnits, HiddenLayer, HiddenUnits
-from skebm.estimators.rbm.missing import hidden_means, log_sums
+from skebm.estimators.rbm.missing import hidden_means
 from skebm.estimators.tables.bases import COLUMN_BASES
 from skebm.estimators.tables.blocks import ProbabilityBlock
 from skebm.estimators.tables.columns import Coding
@@ -462,66 +462,6 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
         return self._recipe.family.units.n_features
 
     # ---------------------------------------------------------------- energies and likelihoods
-
-    def _energies(self, rows: Rows, *, likely: bool = False) -> np.ndarray:
-        """Energies of rows; missing entries are summed out."""
-        known = rows.present_entries()
-        if known is None:
-            return super()._energies(rows, likely=likely)
-        found, complete = np.empty(len(rows)), known.all(1)
-        if complete.any():
-            some = rows.subset(complete.nonzero().ravel())
-            some.known = None
-            found[complete.cpu().numpy()] = super()._energies(some, likely=likely)
-        sums, _, _ = self._sums_over_missing(rows, known, ~complete)
-        found[~complete.cpu().numpy()] = -sums
-        return found
-
-    def log_marginal(self, X: Any) -> LogLikelihoods:
-        r"""Log-likelihood of the known entries of each row, with its error.
-
-        The values are those of `score_samples`: log p(x) for complete rows, and
-        :math:`\log \sum_{x_{missing}} p(x)` (an integral over real columns) for others. A value is
-        exact, up to log Z, if the row has few completions or the model few hidden states.
-        Otherwise it is estimated by annealing from the base given the known entries, and is low on
-        average by about half of the squared standard error.
-
-        Parameters
-        ----------
-        X : {array-like, sparse matrix} of shape (n_samples, n_features)
-            NaN marks missing entries.
-
-        Returns
-        -------
-        LogLikelihoods
-            ``std_error`` and ``exact`` are of the sums over missing entries. The ends are two
-            standard errors away, with the pessimistic log Z at the lower one.
-        """
-        rows = self._rows(X)
-        value = np.empty(len(rows))
-        error, exact = np.zeros(len(rows)), np.ones(len(rows), dtype=bool)
-        known = rows.present_entries()
-        complete = np.ones(len(rows), bool) if known is None else known.all(1).cpu().numpy()
-        if complete.any():
-            index = torch.as_tensor(complete.nonzero()[0], device=rows.device)
-            value[complete] = -super()._energies(rows.subset(index), likely=True)
-        if known is not None:
-            found = self._sums_over_missing(rows, known, ~known.all(1))
-            value[~complete], error[~complete], exact[~complete] = found
-        log_prob = value - self.log_partition_
-        lower = value - self._log_partition().pessimistic - 2 * error
-        return LogLikelihoods(log_prob, error, lower, log_prob + 2 * error, exact)
-
-    def _sums_over_missing(self, rows: Rows, known: Tensor, some: Tensor) -> tuple[np.ndarray, ...]:
-        """log of the sum of exp(-E) over missing entries of some rows, in the units of the data."""
-        energy, table, index = self.energy_, self._recipe.table, some.nonzero().ravel()
-        generator = torch.Generator(known.device).manual_seed(self.net_.seed_)
-        found = log_sums(
-            energy, energy.base, rows.take(index), known[index], table.groups, generator
-        )
-        parts = found.value, found.std_error, found.exact
-        value, error, exact = (part.cpu().numpy() for part in parts)
-        return value - table.log_volumes(known[index].cpu().numpy()), error, exact
 
     @available_if(_takes_bits)
     def pseudo_likelihood(self, X: Any) -> np.ndarray:

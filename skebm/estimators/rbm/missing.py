@@ -69,10 +69,9 @@ def log_sums(
     x = torch.where(known, x, 0.0)
     n, d = x.shape
     found = LogZGiven.exactly(torch.full((n,), math.nan, dtype=torch.float64, device=x.device))
-    cost = float(n) * energy.hidden_domain.n_states * energy.terms_of_hidden_state
-    if cost <= EXACT_COST:
-        with sampling(energy):
-            return LogZGiven.exactly(_over_hidden(energy, x, known))
+    exact = exact_log_sums(energy, x, known)
+    if exact is not None:
+        return LogZGiven.exactly(exact)
     rest = []
     for i, row_known in enumerate(known.cpu().numpy()):
         completed = _completions(energy, x[i], row_known, groups)
@@ -86,6 +85,16 @@ def log_sums(
             clamp = Clamp(known[some], x[some])
             found.put(some, _by_annealing(energy, base, clamp, generator))
     return found
+
+
+@torch.no_grad()
+def exact_log_sums(energy: Any, x: Tensor, known: Tensor) -> Tensor | None:
+    """The same by a sum over the hidden states, (n,); None where these have too many terms."""
+    cost = float(len(x)) * energy.hidden_domain.n_states * energy.terms_of_hidden_state
+    if cost > EXACT_COST:
+        return None
+    with sampling(energy):
+        return _over_hidden(energy, x, known)
 
 
 def _over_hidden(energy: Any, x: Tensor, known: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from skebm.estimators.base import (
     raises_interrupt,
     upper_quantile,
 )
-from skebm.estimators.rbm.drawing import check_imputation
+from skebm.estimators.queries.mixin import check_imputation
 from skebm.estimators.recipe import Recipe
 from skebm.estimators.sequences.context import evidence_of_next
 from skebm.estimators.sequences.family import (
@@ -772,7 +772,7 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
         lengths: Any = None,
         random_state: Any = None,
         *,
-        how: str = "sample",
+        how: str = "draw",
         n_draws: int | None = None,
         n_steps: int = 100,
     ) -> Any:
@@ -794,13 +794,13 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
             As in :meth:`fit`.
         random_state : int, RandomState instance or None, default=None
             None draws from NumPy's global generator.
-        how : {"sample", "mean", "mode"}, default="sample"
-            ``"sample"``: a joint draw of all missing entries of a sequence. ``"mean"``: the mean of
+        how : {"draw", "mean", "mode"}, default="draw"
+            ``"draw"``: a joint draw of all missing entries of a sequence. ``"mean"``: the mean of
             a number and the probability of a bit, which have the least squared error, and the most
             probable level of a category. ``"mode"``: the same with the more probable value of a
             bit.
         n_draws : int >= 1 or None, default=None
-            Number of completions, for ``how="sample"`` only; they are returned as a list. None
+            Number of completions, for ``how="draw"`` only; they are returned as a list. None
             returns one completion, not in a list.
         n_steps : int, default=100
             Number of steps of the chains; means are taken over the second half.

@@ -74,7 +74,7 @@ def _run(chains: ClampedChains, how: str, n_draws: int, n_steps: int) -> Tensor:
         chains.step(adapting=adapting)
         if not adapting:
             total += chains.x
-    if how == "sample":
+    if how == "draw":
         found = chains.x.view(-1, chains.n_chains, *chains.x.shape[1:])[:, :n_draws]
         return found.transpose(0, 1)
     mean = (total / n).view(-1, chains.n_chains, *chains.x.shape[1:]).mean(1)

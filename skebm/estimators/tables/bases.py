@@ -219,6 +219,34 @@ def fit_completed(fit: Callable[[Rows], Distribution], rows: Rows, base: Any) ->
     return fit(copies)
 
 
+# Rounds of stochastic EM by a mixture of normals, and rows for each of its components.
+MIXTURE_ROUNDS, ROWS_PER_COMPONENT, MOST_COMPONENTS = 10, 100, 10
+
+
+@torch.no_grad()
+def complete_numbers(
+    x: Tensor, known: Tensor, weight: Tensor, generator: torch.Generator
+) -> Tensor:
+    """Rows of numbers whose missing entries are draws from a mixture of normals given the known.
+
+    In turn, a mixture is fitted to completed rows, and these are completed by it.
+
+    Parameters
+    ----------
+    x : Tensor of shape (n, d)
+        Completed in some way.
+    known : Tensor of shape (n, d), bool
+    weight : Tensor of shape (n,)
+    generator : torch.Generator
+    """
+    size = max(1, min(len(x) // ROWS_PER_COMPONENT, MOST_COMPONENTS))
+    for _ in range(MIXTURE_ROUNDS):
+        mixture = GaussianMixture.fit(x, weight, size, generator=generator)
+        clamp = Clamp(known, x)
+        x = clamp.apply(mixture.given(clamp).sample(generator))
+    return x
+
+
 @torch.no_grad()
 def redraw(base: Distribution, rows: Rows, generator: torch.Generator) -> None:
     """Complete rows anew by draws of the base given the known entries."""

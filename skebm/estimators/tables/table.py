@@ -146,6 +146,20 @@ class Table:
             start = stop
 
     @property
+    def n_columns(self) -> int:
+        """Number of columns of X."""
+        return sum(len(block.columns) for block in self.blocks)
+
+    def entries_of(self, column: int) -> tuple[ColumnBlock, slice]:
+        """Block of a column of X, and its entries in a row of the energy."""
+        for block, place in self.places():
+            if column in block.columns:
+                before = block.columns.index(column)
+                start = place.start + sum(block.widths[:before])
+                return block, slice(start, start + block.widths[before])
+        raise IndexError(column)
+
+    @property
     def n_conditions(self) -> int:
         """Number of entries of a row that are conditions."""
         return sum(block.domain.n_columns for block in self.given)

@@ -1,0 +1,1 @@
+"""Questions that any density of rows answers: marginals, conditionals, predictions, imputation."""

@@ -1,0 +1,456 @@
+r"""A model as a base and its correction, and what follows from both of rows with missing entries.
+
+.. math:: \sum_{x_m} e^{-E(x_k, x_m)} = q(x_k)\, E_{q(x_m \mid x_k)} \frac{e^{-E(x)}}{q(x)}
+
+for known entries k and missing ones m. A base that models are to be asked about has exact marginals
+and conditionals; without a correction, all answers are exact.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from skebm.base import Binary, Clamp, Real
+from skebm.base.domains import parts_of
+from skebm.distributions import Distribution, GaussianMixture
+from skebm.distributions._fitting import draw_index
+from skebm.distributions.column import NormalMixtures
+from skebm.estimators.queries.columns import ByRows, NumberDistribution, WeightedDraws
+from skebm.estimators.queries.quadrature import integrate
+from skebm.partition.given import LogZGiven
+
+# Completions of a row up to which these are summed, if no numbers are missing.
+MOST_COMPLETIONS = 1024
+# Draws of the base for each row, more as long as the standard error of log p is above the
+# tolerance, in nats.
+N_DRAWS, MAX_ERROR = (200, 1000, 5000), 0.05
+# Draws of all rows of a call at most, beyond the first ones.
+MOST_DRAWS = 4_000_000
+# Components at most of the mixture that stands in for a base without conditionals.
+N_COMPONENTS = 10
+# Numbers that are computed at once.
+CHUNK = 2_000_000
+
+
+class Joint(NamedTuple):
+    """A density of rows as a base, whose marginals are exact, and a correction of it.
+
+    Attributes
+    ----------
+    base : Distribution
+    groups : tuple of int
+        Numbers of entries of the columns: 1 of a bit or number, k of one of k levels.
+    energy : callable or None
+        ``energy(x) -> (n,)``, -log p(x) up to a constant; None is a model that is its base.
+    correction : callable or None
+        E(x) + log q(x) without log q(x), where that cancels.
+    exact_sums : callable or None
+        ``exact_sums(x, known) -> (n,)``: log of sums over missing entries that the energy has in
+        closed form; it returns None where these have too many terms.
+    """
+
+    base: Distribution
+    groups: tuple[int, ...]
+    energy: Callable[[Tensor], Tensor] | None = None
+    correction: Callable[[Tensor], Tensor] | None = None
+    exact_sums: Callable[[Tensor, Tensor], Tensor | None] | None = None
+
+    @property
+    def is_real(self) -> Tensor:
+        """Which entries are numbers, (d,)."""
+        parts = parts_of(self.base.domain)
+        return torch.cat([torch.full((p.n_columns,), isinstance(p, Real)) for p in parts])
+
+    # ---------------------------------------------------------------- densities
+
+    def log_density(self, x: Tensor) -> Tensor:
+        """-E(x), (n,) in float64."""
+        evaluate = self.base.log_prob if self.energy is None else self.energy
+        sign = 1.0 if self.energy is None else -1.0
+        return sign * self._by_chunks(evaluate, x)
+
+    def log_ratio(self, x: Tensor) -> Tensor:
+        """-E(x) - log q(x), (n,) in float64."""
+        if self.energy is None:
+            return torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        if self.correction is not None:
+            return -self._by_chunks(self.correction, x)
+        return self.log_density(x) - self._by_chunks(self.base.log_prob, x)
+
+    @staticmethod
+    def _by_chunks(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        size = max(1, CHUNK // max(1, x.shape[1]))
+        return torch.cat([function(part).double() for part in x.split(size)])
+
+    # ---------------------------------------------------------------- marginals
+
+    def log_sums(self, x: Tensor, known: Tensor, generator: torch.Generator) -> LogZGiven:
+        r"""Log of the sum (integral) of :math:`e^{-E}` over the missing entries of rows.
+
+        Direction: exact without a correction, and for rows with few completions. Otherwise unbiased
+        for the sum, so that its log is low on average, by about half of the squared standard error.
+
+        Parameters
+        ----------
+        x : Tensor of shape (n, d)
+            Entries that are missing may be anything, nan included.
+        known : Tensor of shape (n, d), bool
+        generator : torch.Generator
+        """
+        x = torch.where(known, x, 0.0)
+        if self.energy is None:
+            return LogZGiven.exactly(self.base.log_marginal(Clamp(known, x)))
+        exact = None if self.exact_sums is None else self.exact_sums(x, known)
+        if exact is not None:
+            return LogZGiven.exactly(exact)
+        found = LogZGiven.unknown(len(x), x.device)
+        for rows, states in self._few_completions(known):
+            found.put(rows, LogZGiven.exactly(self._sums_over(states, known[rows[0]], x[rows])))
+
+        left = max(1, int((~found.exact).sum()))
+        numbers = [n for n in N_DRAWS if n == N_DRAWS[0] or n * left <= MOST_DRAWS]
+
+        def estimate(index: Tensor, n_draws: int) -> LogZGiven:
+            part = LogZGiven.unknown(len(index), x.device)
+            for some in blocks_of_rows(len(index), n_draws * x.shape[1]):
+                at = index[some]
+                part.put(some, self._by_importance(x[at], known[at], n_draws, generator))
+            return part
+
+        found.refine(estimate, numbers, MAX_ERROR)
+        return found
+
+    def _few_completions(self, known: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Rows that miss the same few levels, and all completions of these, (number, missing)."""
+        patterns, member = known.unique(dim=0, return_inverse=True)
+        for number, pattern in enumerate(patterns):
+            states = self._completions(pattern)
+            if states is not None:
+                yield (member == number).nonzero()[:, 0], states
+
+    def _completions(self, known: Tensor) -> Tensor | None:
+        """All values of the missing entries of a row; None where they are many, or numbers."""
+        starts = torch.tensor([0, *self.groups]).cumsum(0)[:-1]
+        missing = [g for g, start in zip(self.groups, starts, strict=True) if not known[start]]
+        if bool((self.is_real.to(known.device) & ~known).any()):
+            return None
+        if sum(math.log(max(size, 2)) for size in missing) > math.log(MOST_COMPLETIONS):
+            return None
+        kinds = [torch.eye(size).tolist() if size > 1 else [[0.0], [1.0]] for size in missing]
+        rows = [list(itertools.chain(*state)) for state in itertools.product(*kinds)]
+        return torch.tensor(rows, device=known.device)
+
+    def _sums_over(self, states: Tensor, known: Tensor, x: Tensor) -> Tensor:
+        """Log of the sum over given values of the missing entries, (n,)."""
+        found, size = [], max(1, CHUNK // (len(states) * x.shape[1]))
+        for part in x.split(size):
+            full = part.repeat_interleave(len(states), 0)
+            full[:, ~known] = states.to(full).repeat(len(part), 1)
+            found.append(self.log_density(full).view(len(part), -1).logsumexp(1))
+        return torch.cat(found)
+
+    def _by_importance(
+        self, x: Tensor, known: Tensor, n_draws: int, generator: torch.Generator
+    ) -> LogZGiven:
+        """Importance sampling from the base given the known entries."""
+        _, log_w = self.weighted_draws(x, known, n_draws, generator)
+        top = log_w.amax(1, keepdim=True)
+        w = (log_w - top).exp()
+        mean = w.mean(1)
+        value = mean.log() + top[:, 0] + self.base.log_marginal(Clamp(known, x)).double()
+        error = w.std(1) / mean / math.sqrt(n_draws)
+        return LogZGiven(value, error, value.clone(), torch.zeros_like(value, dtype=torch.bool))
+
+    # ---------------------------------------------------------------- draws
+
+    def weighted_draws(
+        self, x: Tensor, known: Tensor, n_draws: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Rows (n, n_draws, d) of the base given the known entries, and log-weights (n, n_draws).
+
+        The weights are density ratios of the model to the base, without a constant.
+        """
+        clamp = Clamp(*(part.repeat_interleave(n_draws, 0) for part in (known, x)))
+        drawn = self.base.given(clamp).sample(generator)
+        return drawn.view(len(x), n_draws, -1), self.log_ratio(drawn).view(len(x), n_draws)
+
+    def completions(
+        self, x: Tensor, known: Tensor, n_each: int, generator: torch.Generator
+    ) -> Tensor:
+        """Draws of rows given their known entries, (n_each, n, d).
+
+        Exact without a correction; otherwise draws of the base are resampled by their weights,
+        which is exact in the limit of many.
+        """
+        made = torch.empty(n_each, *x.shape, dtype=x.dtype, device=x.device)
+        n_draws = n_each if self.energy is None else max(N_DRAWS[0], 2 * n_each)
+        for rows in blocks_of_rows(len(x), n_draws * x.shape[1]):
+            drawn, log_w = self.weighted_draws(x[rows], known[rows], n_draws, generator)
+            if self.energy is None:
+                made[:, rows] = drawn.transpose(0, 1)
+                continue
+            weight, own = log_w.softmax(1), torch.arange(len(drawn), device=x.device)
+            for one in made:
+                u = torch.rand(len(drawn), generator=generator, dtype=torch.float64)
+                one[rows] = drawn[own, draw_index(weight, u.to(x.device))]
+        return made
+
+    def means(self, x: Tensor, known: Tensor, generator: torch.Generator) -> Tensor:
+        """Rows with means in place of missing entries, probabilities of bits and levels, (n, d).
+
+        Exact without a correction and for few completions, and otherwise means of weighted draws.
+        """
+        if self.energy is None:
+            mean: Tensor = self.base.given(Clamp(known, x)).mean
+            return mean
+        found = torch.empty_like(x)
+        left = torch.ones(len(x), dtype=torch.bool)
+        for rows, states in self._few_completions(known):
+            left[rows] = False
+            for some in blocks_of_rows(len(rows), len(states) * x.shape[1]):
+                at = rows[some]
+                full = x[at].repeat_interleave(len(states), 0)
+                full[:, ~known[at[0]]] = states.to(full).repeat(len(at), 1)
+                weight = self.log_density(full).view(len(at), -1).softmax(1)
+                found[at] = torch.einsum("nm,nmd->nd", weight.to(x), full.view(*weight.shape, -1))
+        for index in blocks_of_index(left.nonzero()[:, 0], N_DRAWS[1] * x.shape[1]):
+            drawn, log_w = self.weighted_draws(x[index], known[index], N_DRAWS[1], generator)
+            found[index] = torch.einsum("nm,nmd->nd", log_w.softmax(1).to(x), drawn)
+        return torch.where(known, x, found)
+
+    def modes(self, mean: Tensor, known: Tensor) -> Tensor:
+        """Rows with the more probable value of bits in place of their means."""
+        parts = parts_of(self.base.domain)
+        bits = torch.cat([torch.full((p.n_columns,), isinstance(p, Binary)) for p in parts])
+        return torch.where(bits.to(mean.device) & ~known, (mean > 0.5).to(mean), mean)
+
+    # ---------------------------------------------------------------- one column
+
+    def levels(
+        self, x: Tensor, known: Tensor, entries: slice, generator: torch.Generator
+    ) -> tuple[Tensor, str]:
+        """Log-probabilities of the levels of a column, (n, k), given the other known entries.
+
+        Also how they were found. Levels of bits are 0 and 1.
+        """
+        width = entries.stop - entries.start
+        states = torch.eye(width).to(x) if width > 1 else x.new_tensor([[0.0], [1.0]])
+        found = torch.empty(len(x), len(states), dtype=torch.float64, device=x.device)
+        exact = self._rows_with_exact_sums(x, _with(known, entries))
+        for some in blocks_of_index(exact.nonzero()[:, 0], len(states) * x.shape[1]):
+            rows = x[some].repeat_interleave(len(states), 0)
+            rows[:, entries] = states.repeat(len(some), 1)
+            mask = _with(known[some], entries).repeat_interleave(len(states), 0)
+            found[some] = self.log_sums(rows, mask, generator).value.view(len(some), -1)
+        each = N_DRAWS[0] * len(states) * x.shape[1]
+        for some in blocks_of_index((~exact).nonzero()[:, 0], each):
+            others = _without(known[some], entries)
+            drawn, log_q = self._draws_of_others(x[some], others, entries, generator)
+            full = drawn.repeat_interleave(len(states), 1)
+            full[:, :, entries] = states.repeat(drawn.shape[1], 1)
+            terms = self.log_density(full.flatten(0, 1)).view(*log_q.shape, -1)
+            found[some] = (terms - log_q[..., None]).logsumexp(1)
+        return found.log_softmax(1), "exact" if bool(exact.all()) else "sampling"
+
+    def _draws_of_others(
+        self, x: Tensor, known: Tensor, entries: slice, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Draws of the base (n, m, d), and its log-density of all but one column, (n, m)."""
+        n_draws = N_DRAWS[0]
+        clamp = Clamp(*(part.repeat_interleave(n_draws, 0) for part in (known, x)))
+        drawn = self.base.given(clamp).sample(generator)
+        mask = torch.ones_like(known)
+        mask[:, entries] = False
+        log_q = self.base.log_marginal(Clamp(mask.repeat_interleave(n_draws, 0), drawn))
+        return drawn.view(len(x), n_draws, -1), log_q.double().view(len(x), n_draws)
+
+    def _rows_with_exact_sums(self, x: Tensor, known: Tensor) -> Tensor:
+        """Which sums over the missing entries of rows are exact, (n,)."""
+        if self.energy is None or (
+            self.exact_sums is not None and self.exact_sums(x, known) is not None
+        ):
+            return torch.ones(len(x), dtype=torch.bool, device=x.device)
+        patterns, member = known.unique(dim=0, return_inverse=True)
+        exact = [bool(one.all()) or self._completions(one) is not None for one in patterns]
+        return torch.tensor(exact, device=x.device)[member]
+
+    def number(
+        self,
+        x: Tensor,
+        known: Tensor,
+        entry: int,
+        reference: Tensor,
+        generator: torch.Generator,
+        tolerance: float,
+    ) -> tuple[NumberDistribution, str]:
+        """The distribution of an entry that is a number, given the other known entries.
+
+        Parameters
+        ----------
+        x : Tensor of shape (n, d)
+        known : Tensor of shape (n, d), bool
+        entry : int
+        reference : Tensor of shape (m,)
+            Values of the entry in training rows, between and around which its density is looked
+            for if the base does not say where it is.
+        generator : torch.Generator
+        tolerance : float
+            Of quadrature.
+
+        Returns
+        -------
+        found : NumberDistribution
+        method : str
+        """
+        column = slice(entry, entry + 1)
+        others = _without(known, column)
+        x = torch.where(others, x, 0.0)
+        of_base = self.base_column(x, others, entry)
+        if self.energy is None and of_base is not None:
+            return of_base, "exact"
+        exact = self._rows_with_exact_sums(x, _with(others, column))
+        parts: list[tuple[Tensor, NumberDistribution]] = []
+        for is_exact, rows in ((True, exact.nonzero()[:, 0]), (False, (~exact).nonzero()[:, 0])):
+            if len(rows):
+                of_rows = None if of_base is None else of_base.of_rows(rows)
+                one = _Column(x[rows], others[rows], entry, of_rows)
+                if is_exact:
+                    edges = self._edges(of_rows, entry, reference, len(rows))
+                    density = functools.partial(self._log_density_of, one)
+                    parts.append((rows, integrate(density, edges, tolerance)))
+                else:
+                    parts.append((rows, self._number_by_draws(one, generator)))
+        method = "quadrature" if bool(exact.all()) else "sampling"
+        return parts[0][1] if len(parts) == 1 else ByRows(parts), method
+
+    def _log_density_of(self, column: _Column, rows: Tensor, values: Tensor) -> Tensor:
+        """Log-densities of values (N, k) of a column in rows (N,), up to constants of the rows."""
+        x, known, entry, of_base = column
+        here = _with(known, slice(entry, entry + 1))
+        parts = []
+        for some in blocks_of_rows(len(rows), values.shape[1] * x.shape[1]):
+            full = x[rows[some]].repeat_interleave(values.shape[1], 0)
+            full[:, entry] = values[some].flatten().to(x)
+            if not bool(here.all()):
+                mask = here[rows[some]].repeat_interleave(values.shape[1], 0)
+                found = self.log_sums(full, mask, torch.Generator(x.device)).value
+            elif of_base is not None and self.correction is not None:
+                found = of_base.of_rows(rows[some]).log_prob(values[some]).flatten()
+                found = found + self.log_ratio(full)
+            else:
+                found = self.log_density(full)
+            parts.append(found.view(len(some), -1))
+        return torch.cat(parts)
+
+    def base_column(self, x: Tensor, known: Tensor, entry: int) -> NormalMixtures | None:
+        """The distribution of an entry by the base; None where that is no mixture of normals."""
+        if not self.base.has_given:
+            return None
+        given: Any = self.base.given(Clamp(known, x))
+        return given.column(entry) if hasattr(given, "column") else None
+
+    def _edges(
+        self, of_base: NormalMixtures | None, entry: int, reference: Tensor, n: int
+    ) -> Tensor:
+        """Edges of the first cells, (n, m + 1), outside of which there is next to nothing."""
+        if of_base is not None:
+            tails = torch.tensor([1e-13, 1e-10, 1e-7, 1e-5, 1e-3], dtype=torch.float64)
+            middle = torch.linspace(0.02, 0.98, 13, dtype=torch.float64)
+            edges = of_base.ppf(torch.cat([tails, middle, 1 - tails.flip(0)]).expand(n, -1))
+            return edges.cummax(1).values
+        low, high = self._bounds(entry)
+        values = reference.double()
+        width = float((values.max() - values.min()).clamp_min(1e-3))
+        steps = torch.tensor([16.0, 4.0, 1.0, 0.25], dtype=torch.float64) * width
+        inner = torch.linspace(float(values.min()), float(values.max()), 17, dtype=torch.float64)
+        edges = torch.cat([inner[0] - steps, inner, inner[-1] + steps.flip(0)]).clamp(low, high)
+        ends = [edge for edge in (low, high) if math.isfinite(edge)]
+        edges = torch.cat([edges, edges.new_tensor(ends)]).sort().values
+        return edges.expand(n, -1)
+
+    def _bounds(self, entry: int) -> tuple[float, float]:
+        """Smallest and largest value of an entry."""
+        for part in parts_of(self.base.domain):
+            if entry < part.n_columns:
+                lower, upper = getattr(part, "lower", None), getattr(part, "upper", None)
+                return (-math.inf if lower is None else lower, math.inf if upper is None else upper)
+            entry -= part.n_columns
+        raise IndexError(entry)
+
+    def _number_by_draws(self, column: _Column, generator: torch.Generator) -> WeightedDraws:
+        """Draws of the base given the known entries, weighted by the model."""
+        x, known, entry, of_base = column
+        values = torch.empty(len(x), N_DRAWS[1], dtype=torch.float64)
+        log_weight = torch.empty_like(values)
+        for some in blocks_of_rows(len(x), N_DRAWS[1] * x.shape[1]):
+            drawn, weight = self.weighted_draws(x[some], known[some], N_DRAWS[1], generator)
+            values[some], log_weight[some] = drawn[:, :, entry].double(), weight
+        expected = None if of_base is None else of_base.mean
+        log_prob = functools.partial(self._log_density_by_draws, column)
+        return WeightedDraws(values, log_weight, expected, log_prob)
+
+    @torch.no_grad()
+    def _log_density_by_draws(self, column: _Column, values: Tensor) -> Tensor:
+        """Densities (n, k) given draws of the other missing entries, averaged."""
+        x, known, entry, _ = column
+        generator = torch.Generator(x.device).manual_seed(0)
+        whole = self.log_sums(x, known, generator).value
+        parts = []
+        for some in blocks_of_rows(len(x), N_DRAWS[0] * values.shape[1] * x.shape[1]):
+            place = slice(entry, entry + 1)
+            others, log_q = self._draws_of_others(x[some], known[some], place, generator)
+            (m, k), inner = (others.shape[1], values.shape[1]), Clamp(known[some], x[some])
+            full = others.repeat_interleave(k, 1)
+            full[:, :, entry] = values[some].repeat(1, m).to(full)
+            terms = self.log_density(full.flatten(0, 1)).view(len(some), m, k)
+            total = (terms - log_q[..., None]).logsumexp(1) - math.log(m)
+            constant = self.base.log_marginal(inner).double() - whole[some]
+            parts.append(total + constant[:, None])
+        return torch.cat(parts)
+
+
+class _Column(NamedTuple):
+    """An entry of rows that is asked for, given others, and its distribution by the base."""
+
+    x: Tensor
+    known: Tensor
+    entry: int
+    of_base: NormalMixtures | None
+
+
+def mixture_near(x: Tensor) -> GaussianMixture:
+    """A mixture of normals fitted to rows of a model whose base has no conditionals."""
+    size = max(1, min(N_COMPONENTS, len(x) // (5 * x.shape[1])))
+    generator = torch.Generator().manual_seed(0)
+    return GaussianMixture.fit(x.double(), None, size, generator=generator)
+
+
+def _without(known: Tensor, entries: slice) -> Tensor:
+    """The known entries without those of a column."""
+    found = known.clone()
+    found[:, entries] = False
+    return found
+
+
+def _with(known: Tensor, entries: slice) -> Tensor:
+    """The known entries and those of a column."""
+    found = known.clone()
+    found[:, entries] = True
+    return found
+
+
+def blocks_of_rows(n: int, numbers_each: int) -> list[Tensor]:
+    """Numbers of n rows in blocks that have few enough numbers; none of no rows."""
+    return blocks_of_index(torch.arange(n), numbers_each)
+
+
+def blocks_of_index(index: Tensor, numbers_each: int) -> list[Tensor]:
+    """The same of some numbers of rows."""
+    return list(index.split(max(1, CHUNK // max(1, numbers_each)))) if len(index) else []

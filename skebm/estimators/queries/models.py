@@ -1,0 +1,124 @@
+"""Questions to models whose energy corrects a base."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skebm.base import sampling
+from skebm.distributions import Distribution, Uniform
+from skebm.estimators.base import OfModel
+from skebm.estimators.queries.joint import Joint, mixture_near
+from skebm.estimators.queries.mixin import QueriesMixin
+from skebm.estimators.tables.table import Table
+from skebm.partition.checks import has_uniform
+from skebm.training.rows import Rows
+
+
+class ModelQueriesMixin(QueriesMixin, OfModel):
+    """Marginals and conditionals of an energy, by its base, and scores of rows with holes."""
+
+    # ---------------------------------------------------------------- scores
+
+    def score_samples(self, X: Any) -> np.ndarray:
+        """Log-likelihood of each row, log p(x) = -E(x) - log Z, in nats.
+
+        The values are exact if log Z is. If log Z is estimated, its error is the same for all rows
+        (see `log_partition_bounds_`). With ``partition=None`` the values are -E(x). To rank rows,
+        use :meth:`energy`, which needs no log Z. Of rows with missing entries it is the
+        log-likelihood of the known ones, whose error :meth:`log_marginal` gives.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n_samples, n_features)
+            NaN marks missing entries.
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+        """
+        energies = self._over_blocks(
+            X, lambda block: self._energies(self._rows_of(self._query_input(block)), likely=True)
+        )
+        return -energies - self.log_partition_
+
+    def _energies(self, rows: Rows, *, likely: bool = False) -> np.ndarray:
+        """Energies of rows; missing entries are summed out."""
+        known = rows.present_entries()
+        if known is None:
+            return super()._energies(rows, likely=likely)
+        found, complete = np.empty(len(rows)), known.all(1)
+        if complete.any():
+            some = rows.subset(complete.nonzero().ravel())
+            some.known = None
+            found[complete.cpu().numpy()] = super()._energies(some, likely=likely)
+        index = (~complete).nonzero().ravel()
+        x = torch.where(known[index], rows.take(index), torch.nan)
+        with torch.no_grad():
+            sums = self._sums_of(x).value.cpu().numpy()
+        volumes = self._recipe.table.log_volumes(known[index].cpu().numpy())
+        found[index.cpu().numpy()] = volumes - sums
+        return found
+
+    # ---------------------------------------------------------------- what questions need
+
+    def _joint(self) -> Joint:
+        energy, table = self.energy_, self._recipe.table
+        base = self._query_base()
+
+        def row_energy(x: Tensor) -> Tensor:
+            with torch.no_grad(), sampling(energy):
+                return table.row_energy(energy, x)
+
+        def correction(x: Tensor) -> Tensor:
+            with torch.no_grad(), sampling(energy):
+                found: Tensor = energy.correction(x)
+                return found
+
+        corrects = energy.corrects(base)
+        return Joint(
+            base, table.groups, row_energy, correction if corrects else None, self._exact_sums()
+        )
+
+    def _exact_sums(self) -> Any:
+        """Sums over missing entries that the energy has in closed form, or None."""
+        return None
+
+    def _query_base(self) -> Distribution:
+        """The base of the energy, or a distribution near the model if that has no conditionals."""
+        base: Distribution | None = getattr(self.energy_, "base", None)
+        if base is None:
+            base = self._partition_inputs(("base",))["base"]
+        if base is not None and base.has_given and base.has_log_marginal:
+            return base
+        domain, like = self.energy_.domain, next(self.energy_.parameters())
+        if has_uniform(domain) and not isinstance(base, Distribution):
+            return Uniform(domain, like.dtype, like.device)
+        return mixture_near(self._query_reference()).to(like.device, like.dtype)
+
+    def _query_input(self, X: Any) -> Any:
+        return self._validate(X, ensure_all_finite="allow-nan")
+
+    def _rows_of_input(self, X: Any) -> Tensor:
+        rows = self._rows_of(X)
+        return rows.block(0, len(rows))
+
+    def _query_generator(self, random_state: Any) -> torch.Generator:
+        return self._generator(random_state)
+
+    @property
+    def _query_table(self) -> Table:
+        table: Table = self._recipe.table
+        return table
+
+    def _log_z_ends(self) -> tuple[float, float]:
+        found = self._log_partition()
+        pessimistic = found.pessimistic
+        return found.value, pessimistic if math.isfinite(pessimistic) else found.value
+
+    def _query_reference(self) -> Tensor:
+        return torch.as_tensor(self._reference)
