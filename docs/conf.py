@@ -30,6 +30,7 @@ extensions = [
 page_outputs = [
     "install",
     "guide/anomalies",
+    "guide/ask",
     "guide/choose",
     "guide/classify",
     "guide/columns",

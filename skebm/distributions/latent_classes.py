@@ -27,7 +27,7 @@ from skebm.distributions._fitting import (
     varies,
 )
 from skebm.distributions.base import Distribution, Tilt
-from skebm.distributions.column import NormalMixtures
+from skebm.distributions.conditionals.column import NormalMixtures
 from skebm.distributions.independent import CategoricalTilt, Levels, by_column
 
 # Numbers of classes among which held-out rows choose; two that are no better end the search.

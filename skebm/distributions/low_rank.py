@@ -21,8 +21,8 @@ from skebm.distributions._fitting import (
     weights_at_temperature,
 )
 from skebm.distributions.base import Distribution, Envelope
-from skebm.distributions.column import NormalMixtures
 from skebm.distributions.conditionals import Given, in_order
+from skebm.distributions.conditionals.column import NormalMixtures
 from skebm.distributions.mixture import MIN_COUNT, _check_range, _StandardisedRows, clusters
 
 # Numbers computed at once: more of them do not fit into the caches of a core.

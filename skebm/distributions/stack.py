@@ -21,8 +21,8 @@ from skebm.distributions._fitting import (
 )
 from skebm.distributions.base import Distribution, Envelope
 from skebm.distributions.bounded import TruncatedGaussian, Uniform
-from skebm.distributions.column import NormalMixtures
 from skebm.distributions.conditionals import Given
+from skebm.distributions.conditionals.column import NormalMixtures
 from skebm.distributions.gaussian import Gaussian
 from skebm.distributions.kernel import KernelDensity
 from skebm.distributions.low_rank import LowRankMixture

@@ -30,6 +30,10 @@ from skebm.estimators.neural import (
     lagged,
 )
 from skebm.estimators.outlier import EnergyOutlierDetector, Explanation, ProductOfDensities
+from skebm.estimators.queries.columns import ColumnConditional
+from skebm.estimators.queries.imputer import DensityImputer
+from skebm.estimators.queries.predictors import DensityClassifier, DensityRegressor
+from skebm.estimators.queries.tractable import TractableDensity
 from skebm.estimators.rbm import (
     GatedRBM,
     RBMClassifier,
@@ -48,17 +52,20 @@ from skebm.estimators.sequences import (
 )
 from skebm.estimators.tables.bases import MixtureBase
 from skebm.estimators.tables.encoding import TableEncoder
-from skebm.estimators.tractable import TractableDensity
 
 __all__ = [
     "BoltzmannMachineDensity",
     "BoostedDensity",
     "Boosting",
+    "ColumnConditional",
     "ConditionalDensity",
     "ContrastiveDivergenceDensity",
     "ContrastiveDivergenceLearning",
     "DeepBeliefNetwork",
     "DeepBoltzmannMachine",
+    "DensityClassifier",
+    "DensityImputer",
+    "DensityRegressor",
     "Discrepancy",
     "EnergyOutlierDetector",
     "Explanation",

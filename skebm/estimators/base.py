@@ -863,6 +863,10 @@ class PartitionMixin(OfModel):
         energies = self._of_rows(X, functools.partial(self._energies, likely=True))
         return -energies - self.log_partition_
 
+    def _rows_to_score(self, X: Any) -> Rows:
+        """Rows of new X, of which likelihoods are asked."""
+        return self._rows(X)
+
     def _proper_scores(self, rows: Rows) -> Tensor:
         """Proper scoring rule of rows that needs no log Z, (n,), higher is better."""
         found: Tensor = self._recipe.family.proper_score(self._recipe, rows, self._scoring_energy())
@@ -1113,7 +1117,7 @@ class BaseDensity(DetectionMixin, PartitionMixin, BaseEBM, abc.ABC):
         -------
         float
         """
-        rows = self._rows(X)
+        rows = self._rows_to_score(X)
         if self.partition is None:
             return float(self._proper_scores(rows).double().mean())
         found = self._log_partition()

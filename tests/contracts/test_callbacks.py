@@ -16,6 +16,9 @@ from skebm import (
     ContrastiveDivergenceDensity,
     DeepBeliefNetwork,
     DeepBoltzmannMachine,
+    DensityClassifier,
+    DensityImputer,
+    DensityRegressor,
     EnergyOutlierDetector,
     FlowContrastiveDensity,
     GatedRBM,
@@ -54,6 +57,9 @@ CASES = {
     ContrastiveDivergenceDensity: ContrastiveDivergenceDensity(**small),
     DeepBeliefNetwork: DeepBeliefNetwork((3, 2), rbm=RBMEstimator(n_iter=2), random_state=0),
     DeepBoltzmannMachine: DeepBoltzmannMachine((3, 2), **few),
+    DensityClassifier: DensityClassifier(TractableDensity("gaussian"), random_state=0),
+    DensityImputer: DensityImputer(TractableDensity("gaussian"), random_state=0),
+    DensityRegressor: DensityRegressor(TractableDensity("gaussian"), random_state=0),
     EnergyOutlierDetector: EnergyOutlierDetector(NCEDensity(**small), random_state=0),
     FlowContrastiveDensity: FlowContrastiveDensity(n_flow_steps=2, **small),
     GatedRBM: GatedRBM(3, 4, **few, **quick),
@@ -145,8 +151,8 @@ def learned(model):
         state = model.net_.training_state()
         del state["history"]  # which has seconds
         return joblib.hash(arrays_of(state))
-    says = getattr(model, "score_samples", getattr(model, "transform", None))
-    return joblib.hash(says(arguments(model)[0]))
+    says = next(n for n in ("score_samples", "transform", "predict") if hasattr(model, n))
+    return joblib.hash(getattr(model, says)(arguments(model)[0]))
 
 
 def test_every_estimator_has_a_case():

@@ -20,7 +20,6 @@ from skebm import (
     RBMEstimator,
     ScoreMatchingDensity,
     TemporalRBM,
-    TractableDensity,
 )
 from tests.support.storage import by_skops
 from tests.support.tiers import full
@@ -83,7 +82,7 @@ def call(model, method, *args):
 def attempt(name, X):
     """Whether X is fitted, after each method was called; fails for errors without a remedy."""
     model, y = made(name, X.columns[0]), ()
-    if name.endswith("Classifier"):
+    if name.endswith(("Classifier", "Regressor")):
         y = (np.arange(N) % 2,)
     elif name == "GatedRBM":
         y = (np.random.default_rng(1).normal(size=(N, 2)),)
@@ -178,7 +177,7 @@ def test_masked_entries_are_missing_ones():
     expected = call(model, "fit", masked.filled(np.nan)).score(X)
     assert call(model, "fit", masked).score(X) == expected
     with pytest.raises(ValueError, match="NaN.*TableEncoder"):
-        TractableDensity().fit(masked)
+        ScoreMatchingDensity().fit(masked)
 
 
 TAKE_SERIES = ("SequenceOutlierDetector", "TemporalRBM", "TemporalRBMClassifier", "Windows")
@@ -187,7 +186,11 @@ TAKE_SERIES = ("SequenceOutlierDetector", "TemporalRBM", "TemporalRBMClassifier"
 @pytest.mark.parametrize("name", [name for name in ESTIMATORS if name not in TAKE_SERIES])
 def test_a_series_is_no_table(name):
     X = pd.Series([0.0, 1.0] * (N // 2))
-    y = (np.arange(N) % 2,) if name.endswith("Classifier") or name == "GatedRBM" else ()
+    y = (
+        (np.arange(N) % 2,)
+        if name.endswith(("Classifier", "Regressor")) or name == "GatedRBM"
+        else ()
+    )
     with pytest.raises(ValueError, match=r"a Series: pass X\.to_frame\(\).*Windows\(\)"):
         call(made(name, 0), "fit", X, *y)
 
@@ -195,7 +198,11 @@ def test_a_series_is_no_table(name):
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_columns_of_one_name(name):
     X = pd.DataFrame(np.random.default_rng(0).normal(size=(N, 3)), columns=["a", "b", "a"])
-    y = (np.arange(N) % 2,) if name.endswith("Classifier") or name == "GatedRBM" else ()
+    y = (
+        (np.arange(N) % 2,)
+        if name.endswith(("Classifier", "Regressor")) or name == "GatedRBM"
+        else ()
+    )
     with pytest.raises(ValueError, match="'a' is the name of 2 columns.*rename"):
         call(made(name, "b"), "fit", X, *y)
 

@@ -21,6 +21,9 @@ from skebm import (
     ContrastiveDivergenceDensity,
     DeepBeliefNetwork,
     DeepBoltzmannMachine,
+    DensityClassifier,
+    DensityImputer,
+    DensityRegressor,
     EnergyOutlierDetector,
     FlowContrastiveDensity,
     GatedRBM,
@@ -104,6 +107,13 @@ CASES = {
     ),
     "TractableDensity-mixture": Case(TractableDensity("mixture", random_state=0), tables=NUMBERS),
     "ProductOfDensities": Case(ProductOfDensities(n_draws=100, random_state=0), tables=NUMBERS),
+    "DensityClassifier": Case(
+        DensityClassifier(random_state=0), "predict_log_proba", NUMBERS, "class"
+    ),
+    "DensityImputer": Case(DensityImputer(random_state=0), "transform", (*NUMBERS, "missing")),
+    "DensityRegressor": Case(
+        DensityRegressor(TractableDensity("gaussian")), "predict", NUMBERS, "class"
+    ),
     "EnergyOutlierDetector": Case(
         EnergyOutlierDetector(random_state=0),
         "decision_function",

@@ -59,15 +59,15 @@ from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import atomic
 from skebm.estimators.queries.joint import Joint, mixture_near
 from skebm.estimators.queries.mixin import QueriesMixin
-from skebm.estimators.tables.gross import without_gross_rows
-from skebm.estimators.tables.table import Table, number_table, shown_names
-from skebm.estimators.tables.units import Units
-from skebm.estimators.tractable import (
+from skebm.estimators.queries.tractable import (
     TractableDensity,
     draw_by_rejection,
     resample_proposals,
     tempered,
 )
+from skebm.estimators.tables.gross import without_gross_rows
+from skebm.estimators.tables.table import Table, number_table, shown_names
+from skebm.estimators.tables.units import Units
 from skebm.training.distributed import shows_progress
 from skebm.training.streams import SourceMixin
 

@@ -21,9 +21,9 @@ from skebm.base import Binary, Clamp, Real
 from skebm.base.domains import parts_of
 from skebm.distributions import Distribution, GaussianMixture
 from skebm.distributions._fitting import draw_index
-from skebm.distributions.column import NormalMixtures
+from skebm.distributions.conditionals.column import NormalMixtures
 from skebm.estimators.queries.columns import ByRows, NumberDistribution, WeightedDraws
-from skebm.estimators.queries.quadrature import integrate
+from skebm.estimators.queries.quadrature import density_in_cells
 from skebm.partition.given import LogZGiven
 
 # Completions of a row up to which these are summed, if no numbers are missing.
@@ -324,7 +324,7 @@ class Joint(NamedTuple):
                 if is_exact:
                     edges = self._edges(of_rows, entry, reference, len(rows))
                     density = functools.partial(self._log_density_of, one)
-                    parts.append((rows, integrate(density, edges, tolerance)))
+                    parts.append((rows, density_in_cells(density, edges, tolerance)))
                 else:
                     parts.append((rows, self._number_by_draws(one, generator)))
         method = "quadrature" if bool(exact.all()) else "sampling"

@@ -258,6 +258,7 @@ class QueriesMixin(metaclass=abc.ABCMeta):
         ndarray of shape (n_samples,)
             nan where the value is not known.
         """
+        check_is_fitted(self)
         if value is None:
             (j,) = self._columns("column", column)
             x, table = self._rows_with_holes(X), self._query_table

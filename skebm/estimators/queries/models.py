@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from skebm._validation import check_is_fitted
 from skebm.base import sampling
 from skebm.distributions import Distribution, Uniform
 from skebm.estimators.base import OfModel
@@ -41,10 +42,20 @@ class ModelQueriesMixin(QueriesMixin, OfModel):
         -------
         ndarray of shape (n_samples,)
         """
-        energies = self._over_blocks(
-            X, lambda block: self._energies(self._rows_of(self._query_input(block)), likely=True)
-        )
-        return -energies - self.log_partition_
+        check_is_fitted(self)
+        return self._over_blocks(X, self._log_densities_of_block)
+
+    def _log_densities_of_block(self, X: Any) -> np.ndarray:
+        rows = self._rows_of(self._query_input(X))
+        found = -self._energies(rows, likely=True) - self.log_partition_
+        known = rows.present_entries()
+        if known is not None and self.partition is not None:
+            found[~known.any(1).cpu().numpy()] = 0.0  # where rounding of two sums is left
+        return found
+
+    def _rows_to_score(self, X: Any) -> Rows:
+        check_is_fitted(self)
+        return self._rows_of(self._query_input(X))
 
     def _energies(self, rows: Rows, *, likely: bool = False) -> np.ndarray:
         """Energies of rows; missing entries are summed out."""

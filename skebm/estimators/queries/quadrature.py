@@ -123,7 +123,7 @@ class CellDensities:
         return self.ppf(u).t()
 
 
-def integrate(log_density: LogDensity, edges: Tensor, tolerance: float) -> CellDensities:
+def density_in_cells(log_density: LogDensity, edges: Tensor, tolerance: float) -> CellDensities:
     """Densities of n rows that are known up to a constant, as polynomials in cells.
 
     A cell is halved until its integral is that of its halves, up to a part `tolerance` of the

@@ -62,7 +62,7 @@ def test_marginals():
         truth = scipy.stats.johnsonsu(-1, 1, loc=CENTRE[i], scale=SCALE[i]).logpdf(x[:, i])
         np.testing.assert_allclose(marginal.log_prob(x[:, i : i + 1]), truth, rtol=1e-8)
     assert PLANE.has_marginal
-    assert not PLANE.has_given
+    assert PLANE.has_given
     assert not PLANE.has_convolved
 
 

@@ -564,7 +564,7 @@ def test_given_rows_that_are_unusable():
     assert model.sample(3, 0, given=[np.nan, np.nan], n_steps=2).shape == (3, 2)
     with pytest.raises(ValueError, match="one row of shape"):
         model.sample(3, 0, given=[1.0])
-    with pytest.raises(ValueError, match="finite numbers"):
+    with pytest.raises(ValueError, match="infinity"):
         model.sample(3, 0, given=[np.inf, np.nan])
     for wrong in ({"n_samples": 0}, {"n_samples": -1}, {"n_steps": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
@@ -880,7 +880,8 @@ def test_values_that_are_not_finite(value):
     with pytest.raises(ValueError, match="NaN|infinity"):
         density().fit(rows)
     model = trained()
-    for method in ("score_samples", "predict", "score_function", "score"):
+    scores = () if np.isnan(value) else ("score_samples", "score")  # of what is known
+    for method in ("predict", "score_function", *scores):
         with pytest.raises(ValueError, match="NaN|infinity"):
             getattr(model, method)(rows)
     if value == np.inf:

@@ -413,6 +413,7 @@ class TractableDensity(
         -------
         ndarray of shape (n_samples, n_features)
         """
+        check_is_fitted(self)
         if self._table.discrete:
             raise ValueError("There are no gradients of log p over bits and levels.")
         return self._by_blocks(self._check_rows(X), "score")

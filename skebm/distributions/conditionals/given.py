@@ -11,7 +11,7 @@ from torch import Tensor
 
 from skebm.base import Clamp, Conditional
 from skebm.distributions._fitting import CHUNK, draw_index
-from skebm.distributions.column import NormalMixtures
+from skebm.distributions.conditionals.column import NormalMixtures
 
 
 class Given(Conditional):

@@ -30,7 +30,7 @@ class NormalMixtures:
     Examples
     --------
     >>> import torch
-    >>> from skebm.distributions.column import NormalMixtures
+    >>> from skebm.distributions.conditionals.column import NormalMixtures
     >>> two = NormalMixtures(torch.zeros(1, 2), torch.tensor([[-1.0, 1.0]]), torch.ones(1, 2))
     >>> float(two.cdf(torch.zeros(1, 1)))
     0.5

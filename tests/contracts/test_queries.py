@@ -1,0 +1,257 @@
+"""Every density of rows answers the same questions: against sums over all states and quadrature."""
+
+import itertools
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.special import logsumexp
+from sklearn.base import clone
+
+import skebm
+from skebm import (
+    BoltzmannMachineDensity,
+    BoostedDensity,
+    ContrastiveDivergenceDensity,
+    DeepBoltzmannMachine,
+    FlowContrastiveDensity,
+    JEMClassifier,
+    NCEDensity,
+    NeuralDensity,
+    ProductOfDensities,
+    RBMEstimator,
+    ScoreMatchingDensity,
+    SpikeSlabRBM,
+    SubspaceRBM,
+    TractableDensity,
+)
+from skebm.base.processes import collect_warnings
+from skebm.energies import MLP
+from skebm.estimators.queries.mixin import QueriesMixin
+from tests.support.tiers import named
+
+NAN = np.nan
+few = {"n_iter": 5, "random_state": 0, "dtype": "float64"}
+small = few | {"network": MLP((8,))}
+OF_BITS = {
+    BoltzmannMachineDensity: BoltzmannMachineDensity(random_state=0, dtype="float64"),
+    ContrastiveDivergenceDensity: ContrastiveDivergenceDensity(**small),
+    DeepBoltzmannMachine: DeepBoltzmannMachine((3, 2), **few),
+    NCEDensity: NCEDensity(**small),
+    RBMEstimator: RBMEstimator(3, **few),
+    SubspaceRBM: SubspaceRBM(2, 2, **few),
+}
+OF_NUMBERS = {
+    BoostedDensity: BoostedDensity("gaussian", n_iter=5, random_state=0, dtype="float64"),
+    FlowContrastiveDensity: FlowContrastiveDensity(
+        flow="maf", n_flow_steps=3, **small | {"n_iter": 1}
+    ),
+    JEMClassifier: JEMClassifier(**small),
+    NeuralDensity: NeuralDensity(objective="score_matching", **small),
+    ProductOfDensities: ProductOfDensities(random_state=0),
+    ScoreMatchingDensity: ScoreMatchingDensity(**small),
+    SpikeSlabRBM: SpikeSlabRBM(2, **few),
+    TractableDensity: TractableDensity(random_state=0),
+}
+CHEAP_OF_BITS = (BoltzmannMachineDensity, RBMEstimator)
+CHEAP_OF_NUMBERS = (TractableDensity, BoostedDensity)
+_random = np.random.default_rng(0)
+BITS = (_random.random((200, 5)) < [0.2, 0.4, 0.5, 0.6, 0.7]).astype(float)
+BITS[:, 1] = np.where(_random.random(200) < 0.8, BITS[:, 0], BITS[:, 1])
+NUMBERS = _random.normal(size=(200, 3))
+NUMBERS[:, 1] += NUMBERS[:, 0] ** 2
+STATES = np.array(list(itertools.product([0.0, 1.0], repeat=5)))
+HOLES = np.array([[1, NAN, 0, 1, 0], [NAN, 0, 1, NAN, NAN], [NAN] * 5, [1, 1, 0, 0, 1]])
+FITTED = {}
+
+
+def fitted(cls, cases, X):
+    if (cls, len(X[0])) not in FITTED:
+        y = ((X[:, 0] > 0).astype(int),) if cls is JEMClassifier else ()
+        with collect_warnings():
+            FITTED[cls, len(X[0])] = clone(cases[cls]).fit(X, *y)
+    return FITTED[cls, len(X[0])]
+
+
+def test_every_density_has_a_case():
+    public = {getattr(skebm, name) for name in skebm.__all__}
+    asked = {one for one in public if isinstance(one, type) and issubclass(one, QueriesMixin)}
+    assert asked == set(OF_BITS | OF_NUMBERS)
+
+
+def agreeing(row):
+    """States that agree with the known entries of a row."""
+    return np.all(np.isnan(row) | (row == STATES), axis=1)
+
+
+@pytest.mark.parametrize("cls", named(CHEAP_OF_BITS, OF_BITS))
+def test_bits_against_the_sum_over_all_states(cls):
+    model = fitted(cls, OF_BITS, BITS)
+    log_p = model.score_samples(STATES)
+    tolerance = 1e-6 if cls is not DeepBoltzmannMachine else 1e-5
+    expected = np.array([logsumexp(log_p[agreeing(row)]) for row in HOLES])
+    found = model.log_marginal(HOLES)
+    np.testing.assert_allclose(found.log_prob, expected, atol=tolerance)
+    np.testing.assert_allclose(model.score_samples(HOLES), expected, atol=tolerance)
+    assert found.exact.all()
+    assert found.log_prob[2] == 0
+    given = np.where([[True, False, True, False, False]], HOLES, NAN)
+    np.testing.assert_allclose(
+        model.log_conditional(HOLES, [0, 2]),
+        expected - [logsumexp(log_p[agreeing(row)]) for row in given],
+        atol=2 * tolerance,
+    )
+    column, one = model.conditional(HOLES, 1), HOLES.copy()
+    one[:, 1] = NAN
+    on = one.copy()
+    on[:, 1] = 1
+    p = [
+        np.exp(logsumexp(log_p[agreeing(a)]) - logsumexp(log_p[agreeing(b)]))
+        for a, b in zip(on, one, strict=True)
+    ]
+    np.testing.assert_allclose(column.probabilities[:, 1], p, atol=tolerance)
+    np.testing.assert_allclose(column.mean(), model.predict_column(HOLES, 1))
+    assert column.method == "exact"
+
+
+@pytest.mark.parametrize("cls", named(CHEAP_OF_BITS, OF_BITS))
+def test_draws_of_bits_given_others(cls):
+    model = fitted(cls, OF_BITS, BITS)
+    given = np.array([1, NAN, NAN, 0, NAN])
+    drawn = np.asarray(model.sample(2000, random_state=0, given=given))
+    p = np.exp(model.score_samples(STATES))
+    weight = p * agreeing(given)
+    expected = weight @ STATES / weight.sum()
+    assert (drawn[:, [0, 3]] == [1, 0]).all()
+    np.testing.assert_allclose(drawn.mean(0), expected, atol=0.06)
+    filled = np.asarray(model.impute(given[None], 0, how="mean", n_steps=4000))
+    np.testing.assert_allclose(filled[0], expected, atol=0.03)
+
+
+@pytest.mark.parametrize("cls", named(CHEAP_OF_NUMBERS, OF_NUMBERS))
+def test_a_number_given_all_others_against_a_fine_grid(cls):
+    model = fitted(cls, OF_NUMBERS, NUMBERS)
+    x = NUMBERS[:2]
+    column, grid = model.conditional(x, 1), np.linspace(-15, 30, 9001)
+    for row in range(2):
+        table = np.repeat(x[row : row + 1], len(grid), 0)
+        table[:, 1] = grid
+        density = np.exp(model.score_samples(table))
+        density /= density.sum() * (grid[1] - grid[0])
+        tolerance = 1e-3 if cls is FlowContrastiveDensity else 1e-5
+        found = column.pdf(np.broadcast_to(grid[:, None], (len(grid), 2)))[:, row]
+        np.testing.assert_allclose(found, density, atol=tolerance)
+        mean = density @ grid * (grid[1] - grid[0])
+        assert column.mean()[row] == pytest.approx(mean, abs=1e-4)
+    np.testing.assert_allclose(model.predict_column(x, 1), column.mean(), atol=1e-3)
+    q = np.array([[0.05], [0.5], [0.95]])
+    np.testing.assert_allclose(column.cdf(column.ppf(q)), np.broadcast_to(q, (3, 2)), atol=1e-9)
+    np.testing.assert_allclose(model.quantile(x, 1, model.cdf(x, 1)[0])[0], x[0, 1], atol=1e-6)
+    low, high = model.interval(x, 1, 0.9).T
+    np.testing.assert_allclose(column.cdf(high) - column.cdf(low), 0.9, atol=1e-9)
+
+
+@pytest.mark.parametrize("cls", named(CHEAP_OF_NUMBERS, OF_NUMBERS))
+def test_marginals_and_conditionals_agree_where_numbers_are_missing(cls):
+    """log p(a, b) = log p(a) + log p(b given a), within errors where these are stated."""
+    model = fitted(cls, OF_NUMBERS, NUMBERS)
+    x = NUMBERS[:3].copy()
+    x[:, 2] = NAN
+    both, alone = model.log_marginal(x), x.copy()
+    alone[:, 1] = NAN
+    first = model.log_marginal(alone)
+    assert (first.std_error[first.exact] == 0).all()
+    column = model.conditional(alone, 1)
+    error = np.hypot(both.std_error, first.std_error)
+    log_density = np.log(column.pdf(x[:, 1]))
+    off = abs(both.log_prob - first.log_prob - log_density)
+    assert (off < 1e-6 + 5 * error + 0.1 * (error > 0)).all()
+    np.testing.assert_allclose(
+        model.log_conditional(x, 0), both.log_prob - first.log_prob, atol=1e-6 + 5 * error.max()
+    )
+    lost = model.log_marginal(np.full((1, 3), NAN))
+    assert lost.log_prob.tolist() == [0.0]
+
+
+@pytest.mark.parametrize("cls", named(CHEAP_OF_NUMBERS, OF_NUMBERS))
+def test_imputations_keep_what_is_known(cls):
+    model = fitted(cls, OF_NUMBERS, NUMBERS)
+    x = NUMBERS[:4].copy()
+    x[0, 1] = x[1, 0] = x[1, 2] = NAN
+    known = ~np.isnan(x)
+    for how in ("draw", "mean", "mode"):
+        filled = model.impute(x, 0, how=how)
+        assert np.isfinite(filled).all()
+        np.testing.assert_array_equal(filled[known], x[known])
+    assert len(model.impute(x, 0, n_draws=2)) == 2
+    assert model.impute(x, 0, how="mean")[0, 1] == pytest.approx(
+        model.conditional(x[:1], 1).mean()[0], abs=0.5
+    )
+
+
+# ------------------------------------------------------------------------------
+# Frames
+# ------------------------------------------------------------------------------
+
+
+def frame(n=120, seed=0):
+    random = np.random.default_rng(seed)
+    size = random.normal(size=n)
+    return pd.DataFrame(
+        {
+            "size": size,
+            "colour": pd.Categorical(np.where(size + random.normal(size=n) > 0, "red", "blue")),
+            "heavy": random.random(n) < 0.3,
+            "count": random.integers(0, 6, n),
+        }
+    )
+
+
+MIXED = {
+    TractableDensity: TractableDensity(random_state=0),
+    RBMEstimator: RBMEstimator(3, base="latent-classes", **few),
+}
+
+
+@pytest.mark.parametrize("cls", MIXED)
+def test_frames_of_several_kinds(cls):
+    X = frame()
+    with collect_warnings():
+        model = clone(MIXED[cls]).fit(X)
+    asked = X.head(4).copy()
+    asked.loc[0, "colour"], asked.loc[1, "size"] = None, NAN
+    levels = []
+    for level in ("red", "blue"):
+        full = asked.iloc[:1].copy()
+        full["colour"] = pd.Categorical([level], categories=X["colour"].cat.categories)
+        levels.append(model.score_samples(full)[0])
+    assert model.score_samples(asked)[0] == pytest.approx(logsumexp(levels), abs=1e-5)
+    colour = model.conditional(asked, "colour")
+    assert set(colour.levels) == {"red", "blue"}
+    assert colour.mode()[0] == model.predict_column(asked, "colour")[0]
+    assert set(model.predict_column(asked, "heavy")) <= {True, False}
+    assert np.isfinite(model.quantile(asked, "size", [0.1, 0.9])).all()
+    filled = model.impute(asked, 0)
+    assert list(filled.columns) == list(X.columns)
+    assert filled.dtypes.tolist() == X.dtypes.tolist()
+    drawn = model.sample(20, random_state=0, given={"colour": "red"})
+    assert set(drawn["colour"]) == {"red"}
+    assert drawn["count"].between(0, 5).all()
+
+
+def test_what_is_asked_wrongly_names_the_column():
+    model = fitted(TractableDensity, OF_NUMBERS, NUMBERS)
+    with pytest.raises(ValueError, match="n_features=3"):
+        model.conditional(NUMBERS[:2], 7)
+    with pytest.raises(ValueError, match="coverage"):
+        model.interval(NUMBERS[:2], 1, 1.5)
+    with pytest.raises(ValueError, match="probabilities"):
+        model.quantile(NUMBERS[:2], 1, 2.0)
+    with pytest.raises(ValueError, match="given must be one row"):
+        model.sample(3, given=[1.0])
+    of_frames = TractableDensity("gaussian").fit(pd.DataFrame(NUMBERS, columns=["a", "b", "c"]))
+    with pytest.raises(ValueError, match="nothing"):
+        of_frames.conditional(pd.DataFrame(NUMBERS[:2], columns=["a", "b", "c"]), "nothing")
+    with pytest.raises(ValueError, match=r"\['d'\].*does not know"):
+        of_frames.sample(2, given={"d": 1.0})
+    assert of_frames.sample(2, given={"a": 1.0}).shape == (2, 3)

@@ -1,0 +1,130 @@
+"""Mixtures of normal distributions of one number, row by row, against SciPy's."""
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+
+from skebm.base import Clamp, Real
+from skebm.distributions import (
+    Affine,
+    GaussianMixture,
+    KernelDensity,
+    LatentClasses,
+    LowRankMixture,
+    SignedLog,
+    Stack,
+)
+from skebm.distributions.conditionals import NormalMixtures
+
+U = torch.tensor([1e-9, 0.03, 0.4, 0.97, 1 - 1e-9], dtype=torch.float64)
+
+
+@pytest.fixture
+def mixtures():
+    generator = torch.Generator().manual_seed(0)
+    log_weight, mean, scale = (torch.randn(4, 3, generator=generator) for _ in range(3))
+    return NormalMixtures(log_weight, 3 * mean, scale.abs() + 0.05)
+
+
+def of_scipy(mixtures, row, method, x):
+    weight = mixtures.log_weight[row].exp().numpy()
+    normal = scipy.stats.norm(mixtures.means[row].numpy(), mixtures.scales[row].numpy())
+    return getattr(normal, method)(np.asarray(x)[:, None]) @ weight
+
+
+def test_densities_and_probabilities(mixtures):
+    x = torch.linspace(-5, 5, 7).double().expand(4, -1)
+    for row in range(4):
+        np.testing.assert_allclose(
+            mixtures.log_prob(x)[row].exp(), of_scipy(mixtures, row, "pdf", x[row]), rtol=1e-6
+        )
+        found, truth = mixtures.cdf(x)[row], of_scipy(mixtures, row, "cdf", x[row])
+        np.testing.assert_allclose(found, truth, rtol=1e-6)
+
+
+def test_quantiles_invert_probabilities(mixtures):
+    x = mixtures.ppf(U.expand(4, -1))
+    np.testing.assert_allclose(mixtures.cdf(x), U.expand(4, -1), rtol=1e-7)
+    assert (x.diff(dim=1) > 0).all()
+    ends = mixtures.ppf(torch.tensor([[0.0, 1.0]]).expand(4, -1))
+    assert ends.tolist() == [[-np.inf, np.inf]] * 4
+
+
+def test_moments_are_those_of_draws(mixtures):
+    drawn = mixtures.sample(40_000, torch.Generator().manual_seed(1))
+    error = mixtures.std / 200
+    assert ((drawn.mean(0) - mixtures.mean).abs() < 4 * error).all()
+    np.testing.assert_allclose(drawn.std(0), mixtures.std, rtol=0.03)
+
+
+def test_negligible_components_are_left_out():
+    weights = torch.tensor([[0.0, -40.0, -1.0], [0.0, -50.0, -60.0]])
+    kept = NormalMixtures(weights, torch.zeros(3), torch.ones(3)).without_small_weights()
+    assert kept.means.shape == (2, 2)
+    assert float(kept.log_weight.exp().sum(1).min()) == pytest.approx(1)
+
+
+# ------------------------------------------------------------------------------
+# Conditionals of distributions
+# ------------------------------------------------------------------------------
+
+
+def distributions(d=3, n=120):
+    generator = torch.Generator().manual_seed(0)
+    mixing = torch.randn(d, d, generator=generator, dtype=torch.float64)
+    x = torch.randn(n, d, generator=generator, dtype=torch.float64) @ mixing
+    w = torch.ones(n, dtype=torch.float64)
+    stack = Stack.fit(x, w, generator=generator)
+    two = torch.full((d,), 2.0, dtype=torch.float64)
+    return x, {
+        "mixture": GaussianMixture.fit(x, w, 3, generator=generator),
+        "kernels": KernelDensity.fit(x, w),
+        "kernels by neighbours": KernelDensity.fit(x, w, n_neighbours=5),
+        "stack": stack,
+        "affine": Affine(stack, two / 2, two),
+        "low rank": LowRankMixture.fit(x, w, 2, 1, generator=generator),
+        "latent classes": LatentClasses.fit(x, Real((d,)), w, 3),
+        "signed logs": SignedLog.fit(x, w, KernelDensity.fit),
+    }
+
+
+X, DISTRIBUTIONS = distributions()
+KNOWN = torch.tensor([[1, 1, 0], [1, 0, 0], [0, 0, 0], [0, 1, 0], [1, 1, 0]]).bool()
+CLAMP = Clamp(KNOWN, X[:5])
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_a_column_is_the_ratio_of_two_marginals(name):
+    q = DISTRIBUTIONS[name]
+    given, grid = q.given(CLAMP), torch.linspace(-30, 30, 1501, dtype=torch.float64)
+    both = KNOWN.clone()
+    both[:, 2] = True
+    column = given.column(2)
+    for row in range(5):
+        x = X[row].repeat(len(grid), 1)
+        x[:, 2] = grid
+        joint = q.log_marginal(Clamp(both[row].expand(len(grid), -1), x))
+        density = (joint - q.log_marginal(CLAMP)[row]).exp()
+        step = float(grid[1] - grid[0])
+        assert float(density.sum()) * step == pytest.approx(1, abs=1e-6)
+        assert float(density @ grid) * step == pytest.approx(float(given.mean[row, 2]), abs=1e-6)
+        if column is not None:
+            found = column.log_prob(grid.expand(5, -1))[row].exp()
+            np.testing.assert_allclose(found, density, atol=1e-12)
+    assert (column is None) == (name == "signed logs")
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_draws_given_columns_keep_them_and_have_the_conditional_mean(name):
+    given = DISTRIBUTIONS[name].given(Clamp(KNOWN[:1].expand(4000, -1), X[:1].expand(4000, -1)))
+    drawn = given.sample(torch.Generator().manual_seed(0))
+    assert (drawn[:, :2] == X[0, :2]).all()
+    error = float(drawn[:, 2].std()) / 4000**0.5
+    assert abs(float(drawn[:, 2].mean() - given.mean[0, 2])) < 4 * error
+
+
+def test_nothing_known_has_probability_one():
+    none = Clamp(torch.zeros(2, 3, dtype=torch.bool), X[:2])
+    for q in DISTRIBUTIONS.values():
+        assert q.log_marginal(none).tolist() == [0.0, 0.0]
