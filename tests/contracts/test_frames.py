@@ -56,6 +56,10 @@ def frame(columns, holes=False, seed=0):
     return X.sample(frac=1, random_state=seed)
 
 
+# Ends of names of estimators that are fitted to a target, and to pairs of rows.
+WITH_TARGET = ("Classifier", "Regressor", "GatedRBM")
+
+
 def made(name, given):
     """An estimator with little training; `given` names the condition of a conditional one."""
     cls = getattr(skebm, name)
@@ -82,7 +86,7 @@ def call(model, method, *args):
 def attempt(name, X):
     """Whether X is fitted, after each method was called; fails for errors without a remedy."""
     model, y = made(name, X.columns[0]), ()
-    if name.endswith(("Classifier", "Regressor")):
+    if name.endswith(WITH_TARGET[:2]):
         y = (np.arange(N) % 2,)
     elif name == "GatedRBM":
         y = (np.random.default_rng(1).normal(size=(N, 2)),)
