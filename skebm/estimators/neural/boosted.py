@@ -51,7 +51,7 @@ class BoostedDensity(NeuralDensity):
     n_iter : int or "auto", default="auto"
         Most trees; held-out rows choose how many of them the model has. ``"auto"`` is 1,000.
     max_leaf_nodes : int, default=16
-        Most leaves of a tree.
+        Most leaves of a tree, 2 to 63.
     min_samples_leaf : int, default=5
         Fewest rows of a leaf, among training rows and draws of the model.
     l2_regularization : float, default=1.0

@@ -229,6 +229,7 @@ class _Classes:
         self.settings, self.generator = settings, generator
         n, m = len(rows.x), len(draws)
         self.codes = bins.codes(torch.cat([rows.x, draws]))
+        self.by_row = self.codes.t().contiguous()
         self.sign = torch.cat([rows.weight.new_ones(n), -rows.weight.new_ones(m)]).double()
         weight = rows.weight.double()
         self.weight = torch.cat([weight, weight.new_full((m,), float(weight.sum()) / m)])
@@ -240,14 +241,12 @@ class _Classes:
         some, factor = self._some()
         sign, weight = self.sign[some], self.weight[some] * factor
         wrong = torch.sigmoid(-sign * self.log_ratio[some])
-        growth = self.settings.growth
-        tree = grow_tree(
-            self.codes[:, some], -sign * weight * wrong, weight * wrong * (1 - wrong), growth
-        )
+        grad, curvature = -sign * weight * wrong, weight * wrong * (1 - wrong)
+        tree = grow_tree(self.by_row[some], grad, curvature, self.settings.growth)
         tree = tree._replace(value=tree.value * self.settings.learning_rate)
-        self.log_ratio += tree.value[tree.leaves(self.codes)]
-        loss = torch.nn.functional.softplus(-self.sign * self.log_ratio)
-        return tree, float((self.weight * loss).sum() / self.weight.sum())
+        self.log_ratio += tree.values(self.codes)
+        loss = torch.nn.functional.softplus(-sign * self.log_ratio[some])
+        return tree, float(weighted_mean(loss, weight))
 
     def _some(self) -> tuple[Tensor, Tensor]:
         """Rows and draws at random, as many as a tree is grown on, and factors of their weights."""
@@ -307,7 +306,7 @@ class _Judges:
         return self.values[: self.n]
 
     def add_tree(self, tree: Tree) -> None:
-        self.values += tree.value[tree.leaves(self.codes)]
+        self.values += tree.values(self.codes)
 
     def gain(self) -> _Gain:
         ratio, draws = self.of_held_out, self.values[self.n :]

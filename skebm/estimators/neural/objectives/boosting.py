@@ -17,7 +17,7 @@ from skebm.base.processes import progress_bar
 from skebm.distributions import Distribution
 from skebm.distributions.transformed.flow import FLOWS
 from skebm.energies import NeuralEnergy, Spec
-from skebm.energies.trees import Growth, TreeSum
+from skebm.energies.trees import MOST_LEAVES, Growth, TreeSum
 from skebm.estimators.neural.family import DOMAIN, Rule, fit_any_bases
 from skebm.estimators.neural.objectives.base import NeuralObjective, TrainingStart
 from skebm.estimators.tables.bases import COLUMN_BASES, REAL_BASES, Bases, MixtureBase
@@ -47,22 +47,16 @@ class BoostingRule(Rule):
     ----------
     trees : dict of ndarray
         The trees (:meth:`skebm.energies.TreeSum.arrays`).
-    depth : int
     history : list of dict
         For each tree that was tried.
     """
 
     trees: dict[str, np.ndarray]
-    depth: int
     history: list[dict[str, float]] = field(default_factory=list)
     holds_out = False
 
     def network(self, config: Any, spec: Spec) -> nn.Module:
-        shape = self.trees["value"].shape
-        kind: dict[str, Any] = {"dtype": spec.dtype, "device": spec.generator.device}
-        found = TreeSum(shape[0], shape[1], self.depth, **kind)
-        found.set_arrays(self.trees)
-        return found
+        return TreeSum(self.trees, dtype=spec.dtype, device=spec.generator.device)
 
     def objective(self, energy: NeuralEnergy, sigma: Tensor | None) -> NoiseContrastive:
         base: Any = energy.base
@@ -79,7 +73,7 @@ class Boosting(NeuralObjective):
     Parameters
     ----------
     max_leaf_nodes : int, default=16
-        Most leaves of a tree.
+        Most leaves of a tree, 2 to 63.
     min_samples_leaf : int, default=5
         Fewest rows of a leaf, among training rows and draws of the model.
     l2_regularization : float, default=1.0
@@ -93,7 +87,7 @@ class Boosting(NeuralObjective):
     """
 
     _parameter_constraints: dict = {
-        "max_leaf_nodes": [Interval(Integral, 2, None, closed="left")],
+        "max_leaf_nodes": [Interval(Integral, 2, MOST_LEAVES, closed="both")],
         "min_samples_leaf": [Interval(Integral, 1, None, closed="left")],
         "l2_regularization": [Interval(Real, 0, None, closed="left")],
     }
@@ -129,14 +123,14 @@ class Boosting(NeuralObjective):
         n_iter = MOST_TREES if model.n_iter == "auto" else int(model.n_iter)
         seed, rows = draw_seed(model.random_state_), start.rows
         if not n_iter or len(rows) < FEWEST_ROWS:
-            return BoostingRule(TreeSum(dtype=rows.dtype).arrays(), 0)
+            return BoostingRule(TreeSum().arrays())
         found = self._grow(model, start, n_iter, torch.Generator(rows.device).manual_seed(seed))
         trees = found.trees
         gain = Gain(found.gain, found.error)
         if trees.n_trees == 0 or not is_kept(gain):
             warn_of_base(gain)
-            trees = TreeSum(dtype=rows.dtype)
-        return BoostingRule(trees.arrays(), trees.depth, found.history)
+            trees = TreeSum()
+        return BoostingRule(trees.arrays(), found.history)
 
     def _grow(
         self, model: Any, start: TrainingStart, n_iter: int, generator: torch.Generator
