@@ -347,10 +347,10 @@ class TreeSum(nn.Module):
         edges, code = _edges(self._nodes)
         self.register_buffer("edges", torch.tensor(edges, dtype=dtype), False)
         # Trees with many columns share few of them.
-        together = min(N_TOGETHER, max(1, 2**14 // max(len(edges), 1)))
+        self.n_together = min(N_TOGETHER, max(1, 2**14 // max(len(edges), 1)))
         self.blocks = nn.ModuleList(
-            _Block(self._nodes, code, slice(first, first + together), edges.shape[1])
-            for first in range(0, len(value), together)
+            _Block(self._nodes, code, slice(first, first + self.n_together), edges.shape[1])
+            for first in range(0, len(value), self.n_together)
         )
         self.to(device)
 
@@ -387,11 +387,8 @@ class TreeSum(nn.Module):
         entries = x[:, : len(self.edges)].t().contiguous()
         codes = torch.searchsorted(self.edges, entries, out_int32=True)
         codes.masked_fill_(entries.isnan(), 0)
-        first = 0
-        for block in self.blocks:
-            value = self.value[first : first + block.n_trees]
+        for block, value in zip(self.blocks, self.value.split(self.n_together), strict=False):
             found -= block(codes, value)
-            first += block.n_trees
         return found
 
 

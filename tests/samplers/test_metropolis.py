@@ -1,4 +1,4 @@
-"""Independence sampling of an energy that corrects its proposals: exact, log q at proposals only."""
+"""Independence sampling of an energy that corrects its proposals: exact, log q once a step."""
 
 import pytest
 import torch
