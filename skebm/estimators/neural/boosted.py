@@ -135,6 +135,11 @@ class BoostedDensity(NeuralDensity):
         rule: Any = self._recipe.family.rule
         self.history_ = [dict(row) for row in rule.history]
         self.n_iter_, self.n_trees_ = len(self.history_), len(rule.trees["value"])
+        if rule.interrupted:
+            self.net_.note_interruption(
+                f"Boosting was interrupted after {self.n_iter_} trees; the model has "
+                f"{self.n_trees_} of them and is usable."
+            )
 
     @available_if(_has_no_stream)
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:

@@ -70,12 +70,15 @@ class Boosted(NamedTuple):
         base.
     gain, error : float
         Nats by which held-out rows are more likely than under the base, and the standard error.
+    interrupted : bool
+        Whether Ctrl-C ended it.
     """
 
     trees: TreeSum
     history: list[dict[str, float]]
     gain: float
     error: float
+    interrupted: bool = False
 
 
 def boost(
@@ -144,59 +147,52 @@ class _Boosting:
 
     def run(self, progress: Callable[[Iterator[int]], Iterator[int]]) -> Boosted:
         numbers = progress(iter(range(self.settings.most_trees)))
+        interrupted = False
         for _ in range(N_ROUNDS):
-            before = self.gain
-            goes_on = self._round(numbers)
-            if not goes_on or self.gain - before < LEAST_GAIN or self.share < LEAST_SHARE:
+            before, now = self.gain, None
+            try:
+                now = self._next_round()
+                now.add_trees(numbers, self.settings.learning_rate)
+            except KeyboardInterrupt:
+                if now is None and not self.trees:
+                    raise
+                interrupted = True
+            if now is not None:
+                self._keep(now)
+            ended = interrupted or now is None or not now.has_ended
+            if ended or self.gain - before < LEAST_GAIN or self.share < LEAST_SHARE:
                 break
-        return Boosted(self._sum(), self.history, self.gain, self.error)
+        return Boosted(self._sum(), self.history, self.gain, self.error, interrupted)
 
     def _sum(self) -> TreeSum:
         return TreeSum.of_trees(self.trees, self.bins, self.rows.x.dtype).to(self.rows.x.device)
 
-    def _round(self, numbers: Iterator[int]) -> bool:
-        """Add trees by draws of the model so far; whether there may be more."""
-        n = len(self.rows.x)
-        model = self._sum()
+    def _next_round(self) -> _Round:
+        """A round whose draws are of the model so far."""
+        n, model = len(self.rows.x), self._sum()
         trained = self._draws(model, min(max(DRAWS_PER_ROW * n, FEWEST_DRAWS), MOST_DRAWS))
         fresh = self._draws(model, min(max(FRESH_PER_ROW * n, FEWEST_FRESH), MOST_FRESH))
         bins = Bins.of_samples(self.rows.x, trained)
         classes = _Classes(self.rows, trained, bins, self.settings, self.generator)
-        judges = _Judges(self.held_out, fresh, bins, self.before)
-        found: list[Tree] = []
-        course = [judges.gain()]
-        n_best, values = 0, self.before
-        for number in numbers:
-            tree, loss = classes.add_tree()
-            judges.add_tree(tree)
-            found.append(tree)
-            course.append(judges.gain())
-            now, gained = course[-1], course[-1].gain - course[0].gain
-            self.history.append(
-                {
-                    "epoch": number + 1,
-                    "train_loss": loss,
-                    "lr": self.settings.learning_rate,
-                    "gain_over_base": self.gain + gained,
-                    "gain_error": now.error,
-                    "effective_share": self.share * now.share,
-                }
-            )
-            if now.gain > course[n_best].gain:
-                n_best, values = len(found), judges.of_held_out.clone()
-            if len(found) - n_best >= PATIENCE:
-                break
-        goes_on = len(found) - n_best >= PATIENCE
-        gained = _gain_by_halves(course)
-        if n_best and gained > 0:
-            self.trees += found[:n_best]
-            self.bins += [bins] * n_best
+        return _Round(bins, classes, _Judges(self.held_out, fresh, bins, self.before))
+
+    def _keep(self, one: _Round) -> None:
+        """Add the trees of a round that held-out rows gain by."""
+        gain, best = self.gain, one.course[one.n_best]
+        for row, now in zip(one.history, one.course[1:], strict=False):
+            row["epoch"] = len(self.history) + 1
+            row["gain_over_base"] = gain + now.gain - one.course[0].gain
+            row["effective_share"] *= self.share
+            self.history.append(row)
+        gained = _gain_by_halves(one.course)
+        if one.n_best and gained > 0:
+            self.trees += one.trees[: one.n_best]
+            self.bins += [one.bins] * one.n_best
             self.gain += gained
-            self.error, self.before = course[n_best].error, values
-            self.share *= course[n_best].share
+            self.error, self.before = best.error, one.of_held_out
+            self.share *= best.share
         elif not self.trees:
-            self.gain, self.error = min(gained, 0.0), course[n_best].error
-        return goes_on
+            self.gain, self.error = min(gained, 0.0), best.error
 
     def _draws(self, model: TreeSum, n: int) -> Tensor:
         """n draws of the model so far, resampled of those of the base by their weights."""
@@ -208,6 +204,38 @@ class _Boosting:
         weight = log_weight.softmax(0)
         self.share = _effective_share(weight)
         return x[torch.multinomial(weight, n, replacement=True, generator=self.generator)]
+
+
+class _Round:
+    """Trees that are added against some draws, and what held-out rows say of them."""
+
+    def __init__(self, bins: Bins, classes: _Classes, judges: _Judges):
+        self.bins, self.classes, self.judges = bins, classes, judges
+        self.trees: list[Tree] = []
+        self.course = [judges.gain()]  # without trees, and with each more
+        self.history: list[dict[str, float]] = []
+        self.n_best, self.of_held_out = 0, judges.of_held_out.clone()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether held-out rows gain nothing by more trees."""
+        return len(self.trees) - self.n_best >= PATIENCE
+
+    def add_trees(self, numbers: Iterator[int], learning_rate: float) -> None:
+        """Add trees while held-out rows gain; Ctrl-C leaves a round of those before it."""
+        for _ in numbers:
+            tree, loss = self.classes.add_tree()
+            self.judges.add_tree(tree)
+            now = self.judges.gain()
+            row = {"epoch": 0, "train_loss": loss, "lr": learning_rate}
+            row |= {"gain_over_base": now.gain, "gain_error": now.error}
+            self.history.append(row | {"effective_share": now.share})
+            self.trees.append(tree)
+            self.course.append(now)
+            if now.gain > self.course[self.n_best].gain:
+                self.n_best, self.of_held_out = len(self.trees), self.judges.of_held_out.clone()
+            if self.has_ended:
+                break
 
 
 def _effective_share(weight: Tensor) -> float:

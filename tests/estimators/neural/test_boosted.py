@@ -8,6 +8,7 @@ from sklearn.datasets import make_moons
 
 from skebm import BoostedDensity, TractableDensity
 from skebm.base import TrainingWarning
+from skebm.objectives.noise_contrastive import boosting
 from skebm.partition import Exact
 
 
@@ -99,6 +100,59 @@ def test_the_number_of_trees_is_at_most_that_asked_for():
     model = BoostedDensity("gaussian", learning_rate=0.2, n_iter=4, random_state=0).fit(X)
     assert 0 < model.n_trees_ <= 4
     assert model.n_iter_ == len(model.history_) == 4
+
+
+def after(monkeypatch, n_trees):
+    """Ctrl-C while the next tree after some is grown."""
+    count, grow = iter(range(n_trees)), boosting.grow_tree
+
+    def interrupted(*args):
+        if next(count, None) is None:
+            raise KeyboardInterrupt
+        return grow(*args)
+
+    monkeypatch.setattr(boosting, "grow_tree", interrupted)
+
+
+def test_an_interrupted_fit_has_the_trees_so_far(monkeypatch):
+    model = BoostedDensity("gaussian", learning_rate=0.2, random_state=0)
+    after(monkeypatch, 12)
+    with pytest.raises(KeyboardInterrupt, match="after 12 trees"):
+        model.fit(grid(600, 0))
+    short = BoostedDensity("gaussian", learning_rate=0.2, n_iter=12, random_state=0)
+    monkeypatch.undo()
+    short.fit(grid(600, 0))
+    assert model.n_trees_ == short.n_trees_ > 0
+    assert_array_equal(model.score_samples(grid(50, 1)), short.score_samples(grid(50, 1)))
+
+
+def test_an_interrupted_round_keeps_those_before(monkeypatch):
+    """Ctrl-C while draws of the second round are made."""
+    count, draws = iter(range(2)), boosting._Boosting._draws
+
+    def interrupted(*args):
+        if next(count, None) is None:
+            raise KeyboardInterrupt
+        return draws(*args)
+
+    monkeypatch.setattr(boosting._Boosting, "_draws", interrupted)
+    model = BoostedDensity("gaussian", learning_rate=0.3, random_state=0)
+    with pytest.raises(KeyboardInterrupt, match="is usable"):
+        model.fit(grid(600, 0))
+    assert model.n_trees_ > 10
+    assert model.score(grid(500, 1)) > -2.6
+
+
+def test_a_fit_that_is_interrupted_before_a_tree_leaves_no_model(monkeypatch):
+    model = BoostedDensity("gaussian", random_state=0)
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(boosting._Boosting, "_draws", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(grid(100, 0))
+    assert not hasattr(model, "n_trees_")
 
 
 def test_trees_that_gain_nothing_are_said():

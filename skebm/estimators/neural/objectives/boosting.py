@@ -49,10 +49,13 @@ class BoostingRule(Rule):
         The trees (:meth:`skebm.energies.TreeSum.arrays`).
     history : list of dict
         For each tree that was tried.
+    interrupted : bool
+        Whether Ctrl-C ended it.
     """
 
     trees: dict[str, np.ndarray]
     history: list[dict[str, float]] = field(default_factory=list)
+    interrupted: bool = False
     holds_out = False
 
     def network(self, config: Any, spec: Spec) -> nn.Module:
@@ -130,7 +133,7 @@ class Boosting(NeuralObjective):
         if trees.n_trees == 0 or not is_kept(gain):
             warn_of_base(gain)
             trees = TreeSum()
-        return BoostingRule(trees.arrays(), found.history)
+        return BoostingRule(trees.arrays(), found.history, found.interrupted)
 
     def _grow(
         self, model: Any, start: TrainingStart, n_iter: int, generator: torch.Generator
