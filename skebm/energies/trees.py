@@ -14,6 +14,8 @@ from skebm.base.energy import ValueAndInputGrad
 # Bins of a column: a split of one byte. Half of the edges are quantiles of the rows of each of two
 # samples, so that both are resolved where only one of them has rows.
 N_BINS = 255
+# Distinct values of a column for each row below which it has few values.
+DISTINCT = 0.5
 # What a split gains at least, relative to the curvature of all rows, and the least curvature of a
 # leaf: sums of a leaf are differences of those of two others, up to rounding.
 LEAST_FALL, LEAST_CURVATURE = 1e-7, 1e-12
@@ -38,24 +40,37 @@ class Bins(NamedTuple):
     edges: Tensor
 
     @classmethod
-    def of_samples(cls, *samples: Tensor) -> Bins:
-        """Bins by the quantiles of several samples of rows, (n, d), with equal numbers of each.
+    def of_samples(cls, rows: Tensor, *others: Tensor) -> Bins:
+        """Bins by the quantiles of several samples, (n, d), with equal numbers of each.
 
-        Edges lie between values that occur.
+        Edges lie between values that occur; in a column of which `rows` have few distinct values,
+        between two of these, so that trees do not tell a value from others near it.
         """
-        d = samples[0].shape[1]
-        edges = samples[0].new_full((d, N_BINS - 1), math.inf)
-        each = (N_BINS - 1) // len(samples)
+        n, d = rows.shape
+        edges = rows.new_full((d, N_BINS - 1), math.inf)
+        each = (N_BINS - 1) // (1 + len(others))
         for j in range(d):
-            values = torch.cat([_levels(sample[:, j], each + 1) for sample in samples]).unique()
-            found = (values[1:] + values[:-1]) / 2
-            found = found[(found >= values[:-1]) & (found < values[1:])][: N_BINS - 1]
+            distinct = rows[:, j].unique()
+            if len(distinct) < DISTINCT * n:
+                found = _between(distinct, _levels(rows[:, j], N_BINS).unique())
+            else:
+                of_samples = [_levels(one[:, j], each + 1) for one in (rows, *others)]
+                values = torch.cat(of_samples).unique()
+                found = _between(values, values)[: N_BINS - 1]
             edges[j, : len(found)] = found
         return cls(edges)
 
     def codes(self, x: Tensor) -> Tensor:
         """Bins of rows (n, d), as bytes below N_BINS, (d, n)."""
         return torch.searchsorted(self.edges, x.t().contiguous()).to(torch.uint8)
+
+
+def _between(values: Tensor, some: Tensor) -> Tensor:
+    """Numbers halfway from some of the increasing values, all but the last, to the next value."""
+    half = (values[1:] + values[:-1]) / 2
+    apart = (half >= values[:-1]) & (half < values[1:])  # and not rounded to the next value
+    place = torch.searchsorted(values, some[:-1])
+    return half[place[apart[place]]]
 
 
 def _levels(values: Tensor, n: int) -> Tensor:

@@ -123,6 +123,16 @@ def test_bins_separate_values_that_occur():
     assert bins.edges[0].isfinite().sum() == 2
 
 
+def test_bins_of_few_values_have_edges_between_these_alone():
+    few = torch.tensor([0.0, 1.0, 2.0, 10.0], dtype=DOUBLE)[torch.arange(100) % 4][:, None]
+    edges = Bins.of_samples(few, table(500, 1)).edges[0]
+    assert edges[edges.isfinite()].tolist() == [0.5, 1.5, 6.0]
+    many = torch.arange(1000, dtype=DOUBLE).repeat(3)[:, None]
+    edges = Bins.of_samples(many, table(500, 1)).edges[0]
+    assert (edges % 1).unique().tolist() == [0.5]  # and not at values
+    assert len(edges.unique()) == len(edges)
+
+
 def test_bins_have_edges_where_either_sample_has_rows():
     near, far = table(2000, 1), table(2000, 1, seed=1) + 100
     edges = Bins.of_samples(near, far).edges[0]

@@ -80,6 +80,10 @@ class BoostedDensity(NeuralDensity):
         ``effective_share``, the effective sample size of a draw of the base.
     n_trees_ : int
         Number of trees of the model; 0 where it is its base.
+    resolution_ : ndarray of shape (n_features,) or None
+        Median gap between the values of columns that have few distinct ones, and 0 for others. The
+        density of such a column is spread over that gap, and no spike. None if columns are bits, or
+        of several kinds, or bounded.
     <<log_partition, offset_, base_, units_, row_shape_, n_iter_, sampler_, n_features_in_>>
 
     See Also
@@ -135,6 +139,7 @@ class BoostedDensity(NeuralDensity):
         rule: Any = self._recipe.family.rule
         self.history_ = [dict(row) for row in rule.history]
         self.n_iter_, self.n_trees_ = len(self.history_), len(rule.trees["value"])
+        self.resolution_ = rule.resolution
         if rule.interrupted:
             self.net_.note_interruption(
                 f"Boosting was interrupted after {self.n_iter_} trees; the model has "

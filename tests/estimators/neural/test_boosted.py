@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from numpy.testing import assert_array_equal
+from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.datasets import make_moons
 
 from skebm import BoostedDensity, TractableDensity
@@ -86,6 +86,42 @@ def test_a_frame_with_categories():
     drawn = model.sample(400, random_state=0)
     assert list(drawn.columns) == ["kind", "size"]
     assert drawn["size"][drawn["kind"] == "a"].median() == pytest.approx(1, abs=0.3)
+
+
+def counts_and_sizes(n, seed):
+    """A count, a price in steps of five, and a size that depends on whether the count is even."""
+    random = np.random.default_rng(seed)
+    count = random.poisson(4, n)
+    price = 5 * np.round(4 * np.exp(0.5 * random.normal(size=n))) - 0.01
+    return np.c_[count, price, 4 * (count % 2) + 0.5 * random.normal(size=n)]
+
+
+@pytest.fixture(scope="module")
+def of_few_values():
+    return BoostedDensity(n_iter=200, random_state=0).fit(counts_and_sizes(1500, 0))
+
+
+def test_columns_of_few_values_are_no_spikes(of_few_values):
+    """Densities of cells, times their width, are probabilities: at most 1, and 1 in all."""
+    model = of_few_values
+    assert_allclose(model.resolution_, [1, 5, 0], rtol=1e-6)
+    new = counts_and_sizes(1000, 1)
+    log_p = model.score_samples(new) + np.log(5)
+    # Entropies of count and price, 2.09 and 2.13 nats, and of a normal of deviation 0.5, 0.73.
+    assert -5.4 < log_p.mean() < -4.85
+    assert log_p.max() < -np.log(0.5 * np.sqrt(2 * np.pi))  # of the size alone
+    beside = new + [0.3, 0, 0]
+    assert model.score_samples(beside).mean() > model.score(new) - 0.5
+
+
+def test_draws_of_columns_of_few_values_lie_around_these(of_few_values):
+    model = of_few_values
+    x = model.sample(2000, random_state=0)
+    assert np.quantile(x[:, 0], 0.01) > -0.6
+    nearest = np.round(x[:, 0])
+    assert (np.abs(x[:, 2] - 4 * (nearest % 2)) < 2).mean() > 0.9
+    apart = np.abs(x[:, 0] - nearest)  # uniform: not at the values
+    assert apart.mean() == pytest.approx(0.25, abs=0.04)
 
 
 def test_there_is_no_stream():

@@ -20,7 +20,14 @@ from skebm.energies import NeuralEnergy, Spec
 from skebm.energies.trees import MOST_LEAVES, Growth, TreeSum
 from skebm.estimators.neural.family import DOMAIN, Rule, fit_any_bases
 from skebm.estimators.neural.objectives.base import NeuralObjective, TrainingStart
-from skebm.estimators.tables.bases import COLUMN_BASES, REAL_BASES, Bases, MixtureBase
+from skebm.estimators.tables.bases import (
+    COLUMN_BASES,
+    REAL_BASES,
+    Bases,
+    MixtureBase,
+    resolution,
+    spread_ties,
+)
 from skebm.estimators.tables.table import Table
 from skebm.objectives import NoiseContrastive
 from skebm.objectives.noise_contrastive.boosting import Boosted, BoostingSettings, Sample, boost
@@ -37,6 +44,8 @@ MOST_TREES = 1000
 # Share of the rows that choose the number of trees, most of them, and fewest rows of a table of
 # which any are held out.
 HELD_OUT, MOST_HELD_OUT, FEWEST_ROWS = 0.15, 5000, 20
+# Of the noise by which the base is fitted to columns of few values.
+TIES_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,8 @@ class BoostingRule(Rule):
     ----------
     trees : dict of ndarray
         The trees (:meth:`skebm.energies.TreeSum.arrays`).
+    resolution : ndarray of shape (d,) or None
+        Gaps over which values that recur are spread, in the units of the data; 0 in other columns.
     history : list of dict
         For each tree that was tried.
     interrupted : bool
@@ -54,6 +65,7 @@ class BoostingRule(Rule):
     """
 
     trees: dict[str, np.ndarray]
+    resolution: np.ndarray | None
     history: list[dict[str, float]] = field(default_factory=list)
     interrupted: bool = False
     holds_out = False
@@ -68,6 +80,11 @@ class BoostingRule(Rule):
     def final_sampler(self, net: EnergyNet) -> Sampler:
         """Proposals of the base, from which energies of other rows are sampled too."""
         return IndependenceSampler(net.module_.energy.base)
+
+
+def _spreads_ties(model: Any, table: Table) -> bool:
+    """Whether rows are those of unbounded numbers, whose base may have spikes at single values."""
+    return not table.by_column and not table.discrete and model.bounds is None
 
 
 class Boosting(NeuralObjective):
@@ -120,20 +137,25 @@ class Boosting(NeuralObjective):
     def fit_bases(
         self, model: Any, base: Any, rows: Rows, table: Table
     ) -> tuple[Bases, np.ndarray | None]:
+        if _spreads_ties(model, table):
+            rows = spread_ties(rows, TIES_SEED)
         return fit_any_bases(model, base, rows, table, stacks="all")
 
     def rule(self, model: Any, start: TrainingStart) -> BoostingRule:
         n_iter = MOST_TREES if model.n_iter == "auto" else int(model.n_iter)
-        seed, rows = draw_seed(model.random_state_), start.rows
+        seed, rows, gaps = draw_seed(model.random_state_), start.rows, None
+        if _spreads_ties(model, start.table):
+            found_gaps = resolution(rows.block(0, len(rows))).cpu().double().numpy()
+            gaps = found_gaps * start.table.units.scale
         if not n_iter or len(rows) < FEWEST_ROWS:
-            return BoostingRule(TreeSum().arrays())
+            return BoostingRule(TreeSum().arrays(), gaps)
         found = self._grow(model, start, n_iter, torch.Generator(rows.device).manual_seed(seed))
         trees = found.trees
         gain = Gain(found.gain, found.error)
         if trees.n_trees == 0 or not is_kept(gain):
             warn_of_base(gain)
             trees = TreeSum()
-        return BoostingRule(trees.arrays(), found.history, found.interrupted)
+        return BoostingRule(trees.arrays(), gaps, found.history, found.interrupted)
 
     def _grow(
         self, model: Any, start: TrainingStart, n_iter: int, generator: torch.Generator
