@@ -46,10 +46,10 @@ class BoostedDensity(NeuralDensity):
         ``"chow-liu"`` or ``"block-tree"``; one-hot columns: ``"independent"``. ``"auto"`` is the
         stack for real rows (the Gaussian if there are bounds), the Chow-Liu tree for binary ones.
         A distribution of :mod:`skebm.distributions` is used as it is, in the units of X.
-    learning_rate : float, default=0.05
+    learning_rate : float, default=0.1
         Factor on the values of each tree.
     n_iter : int or "auto", default="auto"
-        Most trees; held-out rows choose how many of them the model has. ``"auto"`` is 1,000.
+        Most trees; held-out rows choose how many of them the model has. ``"auto"`` is 1,500.
     max_leaf_nodes : int, default=16
         Most leaves of a tree, 2 to 63.
     min_samples_leaf : int, default=5
@@ -117,7 +117,7 @@ class BoostedDensity(NeuralDensity):
         self,
         base="auto",
         *,
-        learning_rate=0.05,
+        learning_rate=0.1,
         n_iter="auto",
         max_leaf_nodes=16,
         min_samples_leaf=5,

@@ -23,11 +23,11 @@ DRAWS_PER_ROW, FEWEST_DRAWS, MOST_DRAWS = 20, 20_000, 200_000
 # Draws that no tree has seen, by which log Z is estimated while trees are added.
 FRESH_PER_ROW, FEWEST_FRESH, MOST_FRESH = 10, 20_000, 100_000
 # Most rows of both samples that a tree is grown on.
-MOST_ROWS = 40_000
+MOST_ROWS = 20_000
 # Draws of the base of which those of the model are resampled, relative to their number.
 MOST_PROPOSALS = 10
-# Trees after the best number of a round; rounds; and nats that another round has to gain.
-PATIENCE, N_ROUNDS, LEAST_GAIN = 20, 4, 0.01
+# Trees of a round; trees after the best number, and nats gained, with which rounds end.
+TREES_OF_ROUND, PATIENCE, LEAST_GAIN = 100, 20, 0.002
 # Effective share of the draws of the base from which on those of the model are resampled of them.
 LEAST_SHARE = 0.01
 # Rows whose trees are evaluated at a time.
@@ -53,8 +53,8 @@ class BoostingSettings(NamedTuple):
         Of each tree.
     """
 
-    learning_rate: float = 0.05
-    most_trees: int = 1000
+    learning_rate: float = 0.1
+    most_trees: int = 1500
     growth: Growth = Growth()
 
 
@@ -94,9 +94,10 @@ def boost(
     In the first round, each tree lowers the logistic loss of a classifier of rows against draws of
     q, whose logit is the log density ratio [1]_. The number of trees is that for which held-out
     rows are most likely, with log Z by draws of q that no tree has seen: by those of training, log
-    Z would be too low by nats. In the next rounds, the draws are of the model so far, resampled of
-    draws of q, so that what is still wrong with the model is most of what the classifier sees [2]_.
-    Rounds end when one gains nothing, or when too few draws of the base are near the model.
+    Z would be too low by nats. Every hundred trees a new round begins, whose draws are of the model
+    so far, resampled of draws of q, so that what is still wrong with the model is most of what the
+    classifier sees [2]_. Rounds end when one gains nothing, or when too few draws of the base are
+    near the model.
 
     Parameters
     ----------
@@ -148,7 +149,7 @@ class _Boosting:
     def run(self, progress: Callable[[Iterator[int]], Iterator[int]]) -> Boosted:
         numbers = progress(iter(range(self.settings.most_trees)))
         interrupted = False
-        for _ in range(N_ROUNDS):
+        while True:
             before, now = self.gain, None
             try:
                 now = self._next_round()
@@ -218,8 +219,8 @@ class _Round:
 
     @property
     def has_ended(self) -> bool:
-        """Whether held-out rows gain nothing by more trees."""
-        return len(self.trees) - self.n_best >= PATIENCE
+        """Whether held-out rows gain nothing by more trees, or there are enough for a round."""
+        return len(self.trees) - self.n_best >= PATIENCE or len(self.trees) >= TREES_OF_ROUND
 
     def add_trees(self, numbers: Iterator[int], learning_rate: float) -> None:
         """Add trees while held-out rows gain; Ctrl-C leaves a round of those before it."""
@@ -244,7 +245,10 @@ def _effective_share(weight: Tensor) -> float:
 
 
 class _Classes:
-    """Rows and draws of the model, two classes, and the log density ratio of the trees so far."""
+    """Rows and draws of the model, two classes, and the log density ratio of the trees so far.
+
+    Each tree is grown on the next ones of each class, in an order that is random.
+    """
 
     def __init__(
         self,
@@ -254,45 +258,51 @@ class _Classes:
         settings: BoostingSettings,
         generator: torch.Generator,
     ):
-        self.settings, self.generator = settings, generator
-        n, m = len(rows.x), len(draws)
-        self.codes = bins.codes(torch.cat([rows.x, draws]))
+        self.settings = settings
+        n, m, device = len(rows.x), len(draws), rows.x.device
+        order = torch.randperm(n, generator=generator, device=device)
+        self.codes = bins.codes(torch.cat([rows.x[order], draws]))
         self.by_row = self.codes.t().contiguous()
-        self.sign = torch.cat([rows.weight.new_ones(n), -rows.weight.new_ones(m)]).double()
-        weight = rows.weight.double()
+        weight = rows.weight.double()[order]
         self.weight = torch.cat([weight, weight.new_full((m,), float(weight.sum()) / m)])
-        self.log_ratio = torch.zeros(n + m, dtype=torch.float64, device=rows.x.device)
-        self.n = n
+        self.log_ratio = torch.zeros(n + m, dtype=torch.float64, device=device)
+        self.n, self.n_trees = n, 0
 
     def add_tree(self) -> tuple[Tree, float]:
         """The tree that lowers the loss most, and the loss after it, in nats a row."""
-        some, factor = self._some()
-        sign, weight = self.sign[some], self.weight[some] * factor
-        wrong = torch.sigmoid(-sign * self.log_ratio[some])
-        grad, curvature = -sign * weight * wrong, weight * wrong * (1 - wrong)
-        tree = grow_tree(self.by_row[some], grad, curvature, self.settings.growth)
+        rows, draws = self._next()
+        weight, log_ratio = (self._parts(one, rows, draws) for one in (self.weight, self.log_ratio))
+        # The draws of a tree weigh as much as its rows.
+        weight = weight[0], weight[1] * (weight[0].sum() / weight[1].sum())
+        wrong = torch.sigmoid(-log_ratio[0]), torch.sigmoid(log_ratio[1])
+        grad = torch.cat([-weight[0] * wrong[0], weight[1] * wrong[1]])
+        wrong_of_both, weight_of_both = torch.cat(wrong), torch.cat(weight)
+        curvature = weight_of_both * wrong_of_both * (1 - wrong_of_both)
+        codes = torch.cat(self._parts(self.by_row, rows, draws))
+        tree = grow_tree(codes, grad, curvature, self.settings.growth)
         tree = tree._replace(value=tree.value * self.settings.learning_rate)
         self.log_ratio += tree.values(self.codes)
-        loss = torch.nn.functional.softplus(-sign * self.log_ratio[some])
-        return tree, float(weighted_mean(loss, weight))
+        self.n_trees += 1
+        of_rows, of_draws = self._parts(self.log_ratio, rows, draws)
+        loss = torch.nn.functional.softplus(torch.cat([-of_rows, of_draws]))
+        return tree, float(weighted_mean(loss, weight_of_both))
 
-    def _some(self) -> tuple[Tensor, Tensor]:
-        """Rows and draws at random, as many as a tree is grown on, and factors of their weights."""
-        m, half = len(self.sign) - self.n, MOST_ROWS // 2
-        device = self.sign.device
-        n_rows = min(self.n, half)
+    def _parts(self, values: Tensor, rows: slice, draws: slice) -> tuple[Tensor, Tensor]:
+        return values[: self.n][rows], values[self.n :][draws]
+
+    def _next(self) -> tuple[slice, slice]:
+        """Which rows, and which draws, the next tree is grown on."""
+        n, m = self.n, len(self.weight) - self.n
+        n_rows = min(n, MOST_ROWS // 2)
         n_draws = min(m, MOST_ROWS - n_rows)
-        rows = torch.arange(self.n, device=device)
-        if n_rows < self.n:
-            rows = torch.randperm(self.n, generator=self.generator, device=device)[:n_rows]
-        draws = torch.arange(m, device=device)
-        if n_draws < m:
-            kind: dict[str, Any] = {"generator": self.generator, "device": device}
-            draws = torch.randint(m, (n_draws,), **kind)
-        # The draws of a tree weigh as much as its rows.
-        own = self.weight[rows].sum() / (n_draws * self.weight[-1])
-        ones = torch.ones(n_rows, dtype=torch.float64, device=device)
-        return torch.cat([rows, draws + self.n]), torch.cat([ones, own.expand(n_draws)])
+        return _turn(self.n_trees, n_rows, n), _turn(self.n_trees, n_draws, m)
+
+
+def _turn(k: int, size: int, n: int) -> slice:
+    """The k-th of the slices of a size that n numbers are divided into, over and over."""
+    first = k * size % n
+    first = min(first, n - size)
+    return slice(first, first + size)
 
 
 class _Gain(NamedTuple):

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
 
 # Trees at most with ``n_iter="auto"``.
-MOST_TREES = 1000
+MOST_TREES = 1500
 # Share of the rows that choose the number of trees, most of them, and fewest rows of a table of
 # which any are held out.
 HELD_OUT, MOST_HELD_OUT, FEWEST_ROWS = 0.15, 5000, 20
