@@ -31,8 +31,9 @@ class BoostedDensity(NeuralDensity):
     A base q is fitted to the rows, and trees :math:`F_t` are added one by one, each of which lowers
     the loss of a classifier of the rows against draws of q [1]_, whose logit is then the log
     density ratio. Their number is that for which rows held out from the trees, 15 % of all, are
-    most likely, with log Z by draws that no tree has seen. Further rounds go on against draws of
-    the model so far. Where held-out rows gain too little, the model is the base, with a warning.
+    most likely, with log Z by draws that no tree has seen. Every hundred trees, a new round goes on
+    against draws of the model so far. Where held-out rows gain too little, the model is the base,
+    with a warning. Ctrl-C leaves a model of the trees so far.
     Trees are functions of the columns as tables have them: they need no scaling, follow steps and
     corners, and leave out columns that say nothing.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,15 +19,15 @@ from skebm.distributions import Distribution
 from skebm.energies.trees import Bins, Growth, Tree, TreeSum, grow_tree
 
 # Draws of the model in a round: for each row, and at least and at most in all.
-DRAWS_PER_ROW, FEWEST_DRAWS, MOST_DRAWS = 20, 20_000, 200_000
+DRAWS_PER_ROW, FEWEST_DRAWS, MOST_DRAWS = 20, 20_000, 100_000
 # Draws that no tree has seen, by which log Z is estimated while trees are added.
-FRESH_PER_ROW, FEWEST_FRESH, MOST_FRESH = 10, 20_000, 100_000
+FRESH_PER_ROW, FEWEST_FRESH, MOST_FRESH = 10, 20_000, 50_000
 # Most rows of both samples that a tree is grown on.
-MOST_ROWS = 20_000
+MOST_ROWS = 30_000
 # Draws of the base of which those of the model are resampled, relative to their number.
 MOST_PROPOSALS = 10
 # Trees of a round; trees after the best number, and nats gained, with which rounds end.
-TREES_OF_ROUND, PATIENCE, LEAST_GAIN = 100, 20, 0.002
+TREES_OF_ROUND, PATIENCE, LEAST_GAIN = 100, 30, 0.002
 # Effective share of the draws of the base from which on those of the model are resampled of them.
 LEAST_SHARE = 0.01
 # Rows whose trees are evaluated at a time.

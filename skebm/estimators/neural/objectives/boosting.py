@@ -165,9 +165,9 @@ class Boosting(NeuralObjective):
         train, held_out = rows.split(n, generator)
         growth = Growth(self.max_leaf_nodes, self.l2_regularization, self.min_samples_leaf)
         settings = BoostingSettings(float(model.learning_rate), n_iter, growth)
-        # The base of the model is fitted to all rows, and that which trees are grown on to those
-        # that do not judge them: near its own rows a base is too good.
-        base: Any = self.fit_bases(model, start.base, train, start.table)[0].noisy
+        # The base has seen the rows that judge, so that their gain is too small if anything: where
+        # it is peaked at them, draws of it are near them, and no rows that trees are grown on.
+        base: Any = start.bases.noisy
         base = base.to(rows.device, rows.dtype)
         shown: dict[str, Any] = {
             "total": n_iter,
