@@ -33,11 +33,17 @@ JITTER = 1e-3  # standard deviation of noise that breaks ties of log weights
 
 
 def log_weights(
-    energy: Energy, base: Distribution, x: Tensor, chunk: int, *, corrected: bool = False
+    energy: Energy,
+    base: Distribution,
+    x: Tensor,
+    chunk: int,
+    *,
+    corrected: bool = False,
+    temperature: float = 1.0,
 ) -> Tensor:
-    """-E(x) - log q(x), (n,) in float64; minus infinity outside the domain of the energy.
+    """-E(x) / T - log q(x), (n,) in float64; minus infinity outside the domain of the energy.
 
-    Of an energy that is `corrected`, log q cancels and is not computed.
+    Of an energy that is `corrected`, log q cancels at T = 1 and is not computed.
 
     They are computed in chunks of `chunk` rows, in ``eval()`` mode and without gradients. Raises
     `FloatingPointError` if an energy is nan or minus infinity.
@@ -45,10 +51,10 @@ def log_weights(
     parts = []
     with sampling(energy), torch.no_grad():
         for part in x.split(chunk):
-            if corrected:
+            if corrected and temperature == 1:
                 value = -energy.correction(part).double()
             else:
-                value = -row_energies(energy, part) - base.log_prob(part).double()
+                value = -row_energies(energy, part) / temperature - base.log_prob(part).double()
             parts.append(value.masked_fill(~energy.domain.contains(part), -math.inf))
     log_w = torch.cat(parts)
     invalid = log_w.isnan() | (log_w == math.inf)

@@ -133,8 +133,8 @@ class IndependenceSampler(Sampler):
     .. math:: \min\Bigl(1, \frac{e^{-\beta E(x')}\, q(x)}{e^{-\beta E(x)}\, q(x')}\Bigr) ,
 
     as :math:`q(x'_B | x_{-B}) / q(x_B | x_{-B}) = q(x') / q(x)`. It is for energies that correct q
-    by a function without a useful gradient, such as a sum of trees. A step costs one energy and
-    one conditional distribution.
+    by a function without a useful gradient, such as a sum of trees: log q is then evaluated at
+    proposals only, once. A step costs one energy and one conditional distribution.
 
     Parameters
     ----------
@@ -205,9 +205,18 @@ class IndependenceSampler(Sampler):
         else:
             proposed = q.sample(len(x), generator).to(x)
         proposal = ChainState(proposed, evaluate_energy(energy, proposed))
-        ratio = beta * (state.energy - proposal.energy) + q.log_prob(x) - q.log_prob(proposed)
+        change = state.energy - proposal.energy
+        ratio = beta * change + self._log_ratio_of_proposals(energy, state, proposal)
         new, acceptance = metropolis(ratio.to(x.dtype), state, proposal, generator)
         return new, StepInfo(acceptance)
+
+    def _log_ratio_of_proposals(self, energy: Any, old: Any, new: Any) -> Tensor:
+        """log q(x) - log q(x'), (n,); from the energies, if these correct q."""
+        q = self._proposal_for(energy)
+        if not energy.corrects(q):
+            return q.log_prob(old.x) - q.log_prob(new.x)
+        change = energy.correction(old.x) - energy.correction(new.x)
+        return change - (old.energy - new.energy)
 
     def _proposal_for(self, energy: Energy) -> Any:
         return getattr(energy, "base", None) if self.proposal is None else self.proposal

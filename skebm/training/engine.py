@@ -402,7 +402,7 @@ class EnergyNet(NeuralNet):
         self.n_assessments_ = N_ASSESSMENTS
         self.judges_: tuple[Rows, LogRatioOf | None] | None = None
         self.completion_: Completion | None = None  # where rows have missing entries
-        self.interrupted_ = False
+        self.interrupted_, self.interruption_ = False, ""
         self.group_: Group = ALONE
         self.average_ = WeightAverage(self.module_, self.averaging)
         self.seed_ = self.generator.initial_seed()
@@ -1134,10 +1134,14 @@ class EnergyNet(NeuralNet):
             warn(self._interruption(), TrainingWarning)
 
     def _interruption(self) -> str:
-        return (
+        return self.interruption_ or (
             f"Training was interrupted in epoch {len(self.history)}; the model keeps its "
             "weights of that moment and is usable."
         )
+
+    def note_interruption(self, note: str) -> None:
+        """Count a Ctrl-C before the engine's own training, which has nothing to go on with."""
+        self.interrupted_, self.interruption_ = True, note
 
     def raise_interrupt(self, note: str = "") -> None:
         """Raise the `KeyboardInterrupt` that ended training, if `on_interrupt` is "raise"."""

@@ -8,7 +8,7 @@ import torch
 from sklearn.tree import DecisionTreeRegressor
 
 from skebm.energies import TreeSum
-from skebm.energies.trees import N_BINS, Bins, Growth, grow_tree
+from skebm.energies.trees import Bins, Growth, grow_tree
 from tests.support.oracle import DOUBLE, seeded
 
 
@@ -25,18 +25,19 @@ def steps(x):
 def of_squares(x, y, growth):
     """A tree of the gradients of the squared error, from 0: leaves are shrunk means."""
     bins = Bins.of_samples(x)
-    return grow_tree(bins.codes(x), -y, torch.ones_like(y), growth), bins
+    codes = bins.codes(x)
+    tree = grow_tree(codes.t().contiguous(), -y, torch.ones_like(y), growth)
+    return tree, bins, tree.values(codes)
 
 
 def test_leaves_are_the_means_that_a_regression_tree_has():
     x = table()
     y = steps(x) + 0.1 * torch.randn(len(x), generator=seeded(1), dtype=DOUBLE)
-    tree, bins = of_squares(x, y, Growth(max_leaf_nodes=3, l2=0.0, min_rows=1.0))
+    tree, _, found = of_squares(x, y, Growth(max_leaf_nodes=3, l2=0.0, min_rows=1))
     theirs = DecisionTreeRegressor(max_leaf_nodes=3).fit(x.numpy(), y.numpy())
-    found = tree.value[tree.leaves(bins.codes(x))]
     # Their thresholds are between any two rows, ours between quantiles.
     assert np.abs(found.numpy() - theirs.predict(x.numpy())).mean() < 0.02
-    assert int((tree.edge == N_BINS).sum()) == 3
+    assert len(tree.value) == 3
 
 
 def best_gain(x, y, l2):
@@ -56,9 +57,8 @@ def best_gain(x, y, l2):
 @pytest.mark.parametrize("l2", [0.0, 5.0])
 def test_a_split_is_the_best_of_all(l2):
     x, y = table(100), torch.randn(100, generator=seeded(2), dtype=DOUBLE)
-    tree, bins = of_squares(x, y, Growth(max_leaf_nodes=2, l2=l2, min_rows=1.0))
-    leaf = tree.leaves(bins.codes(x))
-    values = tree.value[leaf]
+    tree, _, found = of_squares(x, y, Growth(max_leaf_nodes=2, l2=l2, min_rows=1))
+    leaf = found.unique(return_inverse=True)[1]
     # The fall of sum (y - v)^2 + l2 sum v^2 by the two leaves, against one.
     one = float(y.sum()) ** 2 / (len(y) + l2)
     parts = [y[leaf == k] for k in leaf.unique()]
@@ -66,40 +66,53 @@ def test_a_split_is_the_best_of_all(l2):
     assert both - one == pytest.approx(best_gain(x, y, l2), rel=1e-9)
     for k in leaf.unique():
         own = y[leaf == k]
-        assert float(values[leaf == k][0]) == pytest.approx(float(own.sum()) / (len(own) + l2))
+        assert float(found[leaf == k][0]) == pytest.approx(float(own.sum()) / (len(own) + l2))
 
 
 def test_no_leaf_is_smaller_than_allowed():
     x, y = table(200), torch.randn(200, generator=seeded(3), dtype=DOUBLE)
-    tree, bins = of_squares(x, y, Growth(max_leaf_nodes=32, min_rows=15.0))
-    counts = tree.leaves(bins.codes(x)).bincount()
-    assert int(counts[counts > 0].min()) >= 15
-    assert 2 < int((counts > 0).sum()) <= 32
+    tree, _, found = of_squares(x, y, Growth(max_leaf_nodes=32, min_rows=15))
+    counts = found.unique(return_counts=True)[1]
+    assert int(counts.min()) >= 15
+    assert 2 < len(counts) <= 32
 
 
 def test_constant_columns_and_equal_gradients_leave_a_single_leaf():
     x = torch.ones(50, 2, dtype=DOUBLE)
-    tree, bins = of_squares(x, torch.linspace(0, 1, 50, dtype=DOUBLE), Growth(l2=0.0))
-    assert tree.depth == 0
-    assert float(tree.value[tree.leaves(bins.codes(x))][0]) == pytest.approx(0.5)
+    tree, _, found = of_squares(x, torch.linspace(0, 1, 50, dtype=DOUBLE), Growth(l2=0.0))
+    assert len(tree.column) == 0
+    assert found.tolist() == pytest.approx([0.5] * 50)
 
 
-def test_a_sum_of_trees_has_the_values_of_its_leaves():
+@pytest.mark.parametrize("most", [4, 63])
+def test_a_sum_of_trees_has_the_values_of_its_leaves(most):
+    """Of more trees than are evaluated together, of 2 to `most` leaves."""
     x, trees, bins, total = table(), [], [], 0.0
-    for seed in range(4):
+    for seed in range(300):
         y = torch.randn(len(x), generator=seeded(seed), dtype=DOUBLE)
-        tree, binned = of_squares(x, y, Growth(max_leaf_nodes=2 + 5 * seed))
+        growth = Growth(max_leaf_nodes=2 + 7 * seed % (most - 1), min_rows=1)
+        tree, binned, found = of_squares(x, y, growth)
         trees.append(tree)
         bins.append(binned)
-        total = total + tree.value[tree.leaves(binned.codes(x))]
+        total = total + found
+    assert max(len(tree.value) for tree in trees) == most
     network = TreeSum.of_trees(trees, bins, DOUBLE)
-    assert network.n_trees == 4
+    assert network.n_trees == 300
     torch.testing.assert_close(-network(x), total)
+    torch.testing.assert_close(TreeSum(network.arrays(), dtype=DOUBLE)(x), network(x))
     far = torch.tensor([[1e30, -1e30, 0.0], [math.nan, 0.0, 0.0]], dtype=DOUBLE)
     assert network(far).isfinite().all()  # missing entries go to the left
     value, grad = network.value_and_input_grad(x)
     torch.testing.assert_close(value, network(x))
     assert not grad.any()
+
+
+def test_a_sum_without_trees_or_without_splits_is_constant():
+    x = table(10)
+    assert TreeSum()(x).tolist() == [0.0] * 10
+    ones = torch.ones(50, 3, dtype=DOUBLE)
+    tree, bins, _ = of_squares(ones, ones[:, 0], Growth())
+    assert TreeSum.of_trees([tree], [bins])(x).tolist() == pytest.approx([-50 / 51] * 10)
 
 
 def test_bins_separate_values_that_occur():
@@ -108,6 +121,16 @@ def test_bins_separate_values_that_occur():
     assert bins.codes(x)[0].tolist() == [0, 1, 1, 2]
     assert bins.codes(x)[1].unique().numel() == 1
     assert bins.edges[0].isfinite().sum() == 2
+
+
+def test_bins_of_few_values_have_edges_between_these_alone():
+    few = torch.tensor([0.0, 1.0, 2.0, 10.0], dtype=DOUBLE)[torch.arange(100) % 4][:, None]
+    edges = Bins.of_samples(few, table(500, 1)).edges[0]
+    assert edges[edges.isfinite()].tolist() == [0.5, 1.5, 6.0]
+    many = torch.arange(1000, dtype=DOUBLE).repeat(3)[:, None]
+    edges = Bins.of_samples(many, table(500, 1)).edges[0]
+    assert (edges % 1).unique().tolist() == [0.5]  # and not at values
+    assert len(edges.unique()) == len(edges)
 
 
 def test_bins_have_edges_where_either_sample_has_rows():

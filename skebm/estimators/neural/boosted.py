@@ -31,8 +31,9 @@ class BoostedDensity(NeuralDensity):
     A base q is fitted to the rows, and trees :math:`F_t` are added one by one, each of which lowers
     the loss of a classifier of the rows against draws of q [1]_, whose logit is then the log
     density ratio. Their number is that for which rows held out from the trees, 15 % of all, are
-    most likely, with log Z by draws that no tree has seen. Further rounds go on against draws of
-    the model so far. Where held-out rows gain too little, the model is the base, with a warning.
+    most likely, with log Z by draws that no tree has seen. Every hundred trees, a new round goes on
+    against draws of the model so far. Where held-out rows gain too little, the model is the base,
+    with a warning. Ctrl-C leaves a model of the trees so far.
     Trees are functions of the columns as tables have them: they need no scaling, follow steps and
     corners, and leave out columns that say nothing.
 
@@ -46,12 +47,12 @@ class BoostedDensity(NeuralDensity):
         ``"chow-liu"`` or ``"block-tree"``; one-hot columns: ``"independent"``. ``"auto"`` is the
         stack for real rows (the Gaussian if there are bounds), the Chow-Liu tree for binary ones.
         A distribution of :mod:`skebm.distributions` is used as it is, in the units of X.
-    learning_rate : float, default=0.05
+    learning_rate : float, default=0.1
         Factor on the values of each tree.
     n_iter : int or "auto", default="auto"
-        Most trees; held-out rows choose how many of them the model has. ``"auto"`` is 1,000.
+        Most trees; held-out rows choose how many of them the model has. ``"auto"`` is 1,500.
     max_leaf_nodes : int, default=16
-        Most leaves of a tree.
+        Most leaves of a tree, 2 to 63.
     min_samples_leaf : int, default=5
         Fewest rows of a leaf, among training rows and draws of the model.
     l2_regularization : float, default=1.0
@@ -80,6 +81,10 @@ class BoostedDensity(NeuralDensity):
         ``effective_share``, the effective sample size of a draw of the base.
     n_trees_ : int
         Number of trees of the model; 0 where it is its base.
+    resolution_ : ndarray of shape (n_features,) or None
+        Median gap between the values of columns that have few distinct ones, and 0 for others. The
+        density of such a column is spread over that gap, and no spike. None if columns are bits, or
+        of several kinds, or bounded.
     <<log_partition, offset_, base_, units_, row_shape_, n_iter_, sampler_, n_features_in_>>
 
     See Also
@@ -113,7 +118,7 @@ class BoostedDensity(NeuralDensity):
         self,
         base="auto",
         *,
-        learning_rate=0.05,
+        learning_rate=0.1,
         n_iter="auto",
         max_leaf_nodes=16,
         min_samples_leaf=5,
@@ -135,6 +140,12 @@ class BoostedDensity(NeuralDensity):
         rule: Any = self._recipe.family.rule
         self.history_ = [dict(row) for row in rule.history]
         self.n_iter_, self.n_trees_ = len(self.history_), len(rule.trees["value"])
+        self.resolution_ = rule.resolution
+        if rule.interrupted:
+            self.net_.note_interruption(
+                f"Boosting was interrupted after {self.n_iter_} trees; the model has "
+                f"{self.n_trees_} of them and is usable."
+            )
 
     @available_if(_has_no_stream)
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:

@@ -15,6 +15,7 @@ from skebm.base.energy import check_temperature
 from skebm.distributions import Distribution
 from skebm.distributions._fitting import draw_index
 from skebm.partition.checks import check_proper
+from skebm.partition.importance import log_weights
 from skebm.samplers import AnnealedLangevin
 
 # Rows sampled at a time; fewer if means over the chains are computed, as all draws are stored.
@@ -145,18 +146,10 @@ def _imputation_starts(
     return draws.unflatten(0, (n, N_PROPOSALS))[torch.arange(n), picked]
 
 
-def _log_weights(
-    energy: Any, proposal: Distribution, x: Tensor, temperature: float = 1.0
-) -> Tensor:
+def _log_weights(energy: Any, proposal: Distribution, x: Tensor, temperature: float) -> Tensor:
     """Log density ratio of the model to a proposal, up to a constant, (n,) in float64."""
-
-    def log_weight(x: Tensor) -> Tensor:
-        if proposal is energy.base and temperature == 1:
-            return -energy.correction(x).double()
-        return -energy(x).double() / temperature - proposal.log_prob(x).double()
-
-    with torch.no_grad():
-        return torch.cat([log_weight(part) for part in x.split(BLOCK)])
+    kind: dict[str, Any] = {"corrected": energy.corrects(proposal), "temperature": temperature}
+    return log_weights(energy, proposal, x, BLOCK, **kind)
 
 
 def _indices_by_weight(weight: Tensor, n: int, generator: torch.Generator) -> Tensor:

@@ -421,6 +421,8 @@ LEVELS = (0.05, 1.0)
 # A column is treated as discrete if its number of distinct values is below this fraction of the
 # number of distinct rows.
 DISTINCT = 0.5
+# Rows at most that stand for those of few values, if weights are large.
+MOST_SPREAD = 20_000
 
 
 class Bases(NamedTuple):
@@ -628,6 +630,38 @@ def _few_valued_columns(x: Tensor) -> tuple[Tensor, Tensor]:
         found.append(len(values) < DISTINCT * n_rows and n_rows > 2)
         gaps.append(values.diff().median() if len(values) > 1 else column.new_tensor(1.0))
     return torch.tensor(found, device=x.device), torch.stack(gaps)
+
+
+def resolution(x: Tensor) -> Tensor:
+    """Median gap between the values of each column of few distinct ones, (d,); 0 for others."""
+    few, gaps = _few_valued_columns(x)
+    several = (x != x[:1]).any(0)
+    return torch.where(few & several, gaps, 0.0)
+
+
+def spread_ties(rows: Rows, seed: int) -> Rows:
+    """Real rows whose columns of few distinct values have uniform noise; others as they are.
+
+    It spreads each value over the half of the way to its neighbours, or of the median gap if this
+    is less, so that no density fitted to the rows is a spike at a value. Rows of large weights are
+    several ones, each with its noise: those that stand for copies were so before.
+    """
+    x = rows.block(0, len(rows))
+    gaps = resolution(x)
+    if not gaps.any():
+        return rows
+    weight = rows.counts
+    copies = (weight / weight[weight > 0].min()).round().clamp_min(1)
+    copies = (copies * min(1.0, MOST_SPREAD / float(copies.sum()))).ceil().long()
+    x, weight = (one.repeat_interleave(copies, 0) for one in (x, weight / copies))
+    generator = torch.Generator(rows.device).manual_seed(seed)
+    for j in gaps.nonzero().ravel().tolist():
+        values, place = x[:, j].unique(return_inverse=True)
+        outer = gaps[j : j + 1]
+        gap = torch.cat([outer, values.diff(), outer]).clamp_max(float(gaps[j]))
+        u = torch.rand(len(x), generator=generator, device=x.device, dtype=x.dtype) - 0.5
+        x[:, j] += u * gap[place + (u > 0)]
+    return Rows(x, weight, dtype=rows.dtype, device=rows.device)
 
 
 def noise_level(sigma: Any, rows: Rows) -> Tensor:

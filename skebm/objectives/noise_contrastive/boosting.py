@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,15 +19,15 @@ from skebm.distributions import Distribution
 from skebm.energies.trees import Bins, Growth, Tree, TreeSum, grow_tree
 
 # Draws of the model in a round: for each row, and at least and at most in all.
-DRAWS_PER_ROW, FEWEST_DRAWS, MOST_DRAWS = 20, 20_000, 200_000
+DRAWS_PER_ROW, FEWEST_DRAWS, MOST_DRAWS = 20, 20_000, 100_000
 # Draws that no tree has seen, by which log Z is estimated while trees are added.
-FRESH_PER_ROW, FEWEST_FRESH, MOST_FRESH = 10, 20_000, 100_000
+FRESH_PER_ROW, FEWEST_FRESH, MOST_FRESH = 10, 20_000, 50_000
 # Most rows of both samples that a tree is grown on.
-MOST_ROWS = 40_000
+MOST_ROWS = 30_000
 # Draws of the base of which those of the model are resampled, relative to their number.
 MOST_PROPOSALS = 10
-# Trees after the best number of a round; rounds; and nats that another round has to gain.
-PATIENCE, N_ROUNDS, LEAST_GAIN = 20, 4, 0.01
+# Trees of a round; trees after the best number, and nats gained, with which rounds end.
+TREES_OF_ROUND, PATIENCE, LEAST_GAIN = 100, 30, 0.002
 # Effective share of the draws of the base from which on those of the model are resampled of them.
 LEAST_SHARE = 0.01
 # Rows whose trees are evaluated at a time.
@@ -53,8 +53,8 @@ class BoostingSettings(NamedTuple):
         Of each tree.
     """
 
-    learning_rate: float = 0.05
-    most_trees: int = 1000
+    learning_rate: float = 0.1
+    most_trees: int = 1500
     growth: Growth = Growth()
 
 
@@ -70,12 +70,15 @@ class Boosted(NamedTuple):
         base.
     gain, error : float
         Nats by which held-out rows are more likely than under the base, and the standard error.
+    interrupted : bool
+        Whether Ctrl-C ended it.
     """
 
     trees: TreeSum
     history: list[dict[str, float]]
     gain: float
     error: float
+    interrupted: bool = False
 
 
 def boost(
@@ -91,9 +94,10 @@ def boost(
     In the first round, each tree lowers the logistic loss of a classifier of rows against draws of
     q, whose logit is the log density ratio [1]_. The number of trees is that for which held-out
     rows are most likely, with log Z by draws of q that no tree has seen: by those of training, log
-    Z would be too low by nats. In the next rounds, the draws are of the model so far, resampled of
-    draws of q, so that what is still wrong with the model is most of what the classifier sees [2]_.
-    Rounds end when one gains nothing, or when too few draws of the base are near the model.
+    Z would be too low by nats. Every hundred trees a new round begins, whose draws are of the model
+    so far, resampled of draws of q, so that what is still wrong with the model is most of what the
+    classifier sees [2]_. Rounds end when one gains nothing, or when too few draws of the base are
+    near the model.
 
     Parameters
     ----------
@@ -144,59 +148,52 @@ class _Boosting:
 
     def run(self, progress: Callable[[Iterator[int]], Iterator[int]]) -> Boosted:
         numbers = progress(iter(range(self.settings.most_trees)))
-        for _ in range(N_ROUNDS):
-            before = self.gain
-            goes_on = self._round(numbers)
-            if not goes_on or self.gain - before < LEAST_GAIN or self.share < LEAST_SHARE:
+        interrupted = False
+        while True:
+            before, now = self.gain, None
+            try:
+                now = self._next_round()
+                now.add_trees(numbers, self.settings.learning_rate)
+            except KeyboardInterrupt:
+                if now is None and not self.trees:
+                    raise
+                interrupted = True
+            if now is not None:
+                self._keep(now)
+            ended = interrupted or now is None or not now.has_ended
+            if ended or self.gain - before < LEAST_GAIN or self.share < LEAST_SHARE:
                 break
-        return Boosted(self._sum(), self.history, self.gain, self.error)
+        return Boosted(self._sum(), self.history, self.gain, self.error, interrupted)
 
     def _sum(self) -> TreeSum:
         return TreeSum.of_trees(self.trees, self.bins, self.rows.x.dtype).to(self.rows.x.device)
 
-    def _round(self, numbers: Iterator[int]) -> bool:
-        """Add trees by draws of the model so far; whether there may be more."""
-        n = len(self.rows.x)
-        model = self._sum()
+    def _next_round(self) -> _Round:
+        """A round whose draws are of the model so far."""
+        n, model = len(self.rows.x), self._sum()
         trained = self._draws(model, min(max(DRAWS_PER_ROW * n, FEWEST_DRAWS), MOST_DRAWS))
         fresh = self._draws(model, min(max(FRESH_PER_ROW * n, FEWEST_FRESH), MOST_FRESH))
         bins = Bins.of_samples(self.rows.x, trained)
         classes = _Classes(self.rows, trained, bins, self.settings, self.generator)
-        judges = _Judges(self.held_out, fresh, bins, self.before)
-        found: list[Tree] = []
-        course = [judges.gain()]
-        n_best, values = 0, self.before
-        for number in numbers:
-            tree, loss = classes.add_tree()
-            judges.add_tree(tree)
-            found.append(tree)
-            course.append(judges.gain())
-            now, gained = course[-1], course[-1].gain - course[0].gain
-            self.history.append(
-                {
-                    "epoch": number + 1,
-                    "train_loss": loss,
-                    "lr": self.settings.learning_rate,
-                    "gain_over_base": self.gain + gained,
-                    "gain_error": now.error,
-                    "effective_share": self.share * now.share,
-                }
-            )
-            if now.gain > course[n_best].gain:
-                n_best, values = len(found), judges.of_held_out.clone()
-            if len(found) - n_best >= PATIENCE:
-                break
-        goes_on = len(found) - n_best >= PATIENCE
-        gained = _gain_by_halves(course)
-        if n_best and gained > 0:
-            self.trees += found[:n_best]
-            self.bins += [bins] * n_best
+        return _Round(bins, classes, _Judges(self.held_out, fresh, bins, self.before))
+
+    def _keep(self, one: _Round) -> None:
+        """Add the trees of a round that held-out rows gain by."""
+        gain, best = self.gain, one.course[one.n_best]
+        for row, now in zip(one.history, one.course[1:], strict=False):
+            row["epoch"] = len(self.history) + 1
+            row["gain_over_base"] = gain + now.gain - one.course[0].gain
+            row["effective_share"] *= self.share
+            self.history.append(row)
+        gained = _gain_by_halves(one.course)
+        if one.n_best and gained > 0:
+            self.trees += one.trees[: one.n_best]
+            self.bins += [one.bins] * one.n_best
             self.gain += gained
-            self.error, self.before = course[n_best].error, values
-            self.share *= course[n_best].share
+            self.error, self.before = best.error, one.of_held_out
+            self.share *= best.share
         elif not self.trees:
-            self.gain, self.error = min(gained, 0.0), course[n_best].error
-        return goes_on
+            self.gain, self.error = min(gained, 0.0), best.error
 
     def _draws(self, model: TreeSum, n: int) -> Tensor:
         """n draws of the model so far, resampled of those of the base by their weights."""
@@ -210,13 +207,48 @@ class _Boosting:
         return x[torch.multinomial(weight, n, replacement=True, generator=self.generator)]
 
 
+class _Round:
+    """Trees that are added against some draws, and what held-out rows say of them."""
+
+    def __init__(self, bins: Bins, classes: _Classes, judges: _Judges):
+        self.bins, self.classes, self.judges = bins, classes, judges
+        self.trees: list[Tree] = []
+        self.course = [judges.gain()]  # without trees, and with each more
+        self.history: list[dict[str, float]] = []
+        self.n_best, self.of_held_out = 0, judges.of_held_out.clone()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether held-out rows gain nothing by more trees, or there are enough for a round."""
+        return len(self.trees) - self.n_best >= PATIENCE or len(self.trees) >= TREES_OF_ROUND
+
+    def add_trees(self, numbers: Iterator[int], learning_rate: float) -> None:
+        """Add trees while held-out rows gain; Ctrl-C leaves a round of those before it."""
+        for _ in numbers:
+            tree, loss = self.classes.add_tree()
+            self.judges.add_tree(tree)
+            now = self.judges.gain()
+            row = {"epoch": 0, "train_loss": loss, "lr": learning_rate}
+            row |= {"gain_over_base": now.gain, "gain_error": now.error}
+            self.history.append(row | {"effective_share": now.share})
+            self.trees.append(tree)
+            self.course.append(now)
+            if now.gain > self.course[self.n_best].gain:
+                self.n_best, self.of_held_out = len(self.trees), self.judges.of_held_out.clone()
+            if self.has_ended:
+                break
+
+
 def _effective_share(weight: Tensor) -> float:
     """Effective sample size of a draw, of weights (n,)."""
     return float(effective_count(weight, weight)) / len(weight)
 
 
 class _Classes:
-    """Rows and draws of the model, two classes, and the log density ratio of the trees so far."""
+    """Rows and draws of the model, two classes, and the log density ratio of the trees so far.
+
+    Each tree is grown on the next ones of each class, in an order that is random.
+    """
 
     def __init__(
         self,
@@ -226,46 +258,51 @@ class _Classes:
         settings: BoostingSettings,
         generator: torch.Generator,
     ):
-        self.settings, self.generator = settings, generator
-        n, m = len(rows.x), len(draws)
-        self.codes = bins.codes(torch.cat([rows.x, draws]))
-        self.sign = torch.cat([rows.weight.new_ones(n), -rows.weight.new_ones(m)]).double()
-        weight = rows.weight.double()
+        self.settings = settings
+        n, m, device = len(rows.x), len(draws), rows.x.device
+        order = torch.randperm(n, generator=generator, device=device)
+        self.codes = bins.codes(torch.cat([rows.x[order], draws]))
+        self.by_row = self.codes.t().contiguous()
+        weight = rows.weight.double()[order]
         self.weight = torch.cat([weight, weight.new_full((m,), float(weight.sum()) / m)])
-        self.log_ratio = torch.zeros(n + m, dtype=torch.float64, device=rows.x.device)
-        self.n = n
+        self.log_ratio = torch.zeros(n + m, dtype=torch.float64, device=device)
+        self.n, self.n_trees = n, 0
 
     def add_tree(self) -> tuple[Tree, float]:
         """The tree that lowers the loss most, and the loss after it, in nats a row."""
-        some, factor = self._some()
-        sign, weight = self.sign[some], self.weight[some] * factor
-        wrong = torch.sigmoid(-sign * self.log_ratio[some])
-        growth = self.settings.growth
-        tree = grow_tree(
-            self.codes[:, some], -sign * weight * wrong, weight * wrong * (1 - wrong), growth
-        )
-        tree = tree._replace(value=tree.value * self.settings.learning_rate)
-        self.log_ratio += tree.value[tree.leaves(self.codes)]
-        loss = torch.nn.functional.softplus(-self.sign * self.log_ratio)
-        return tree, float((self.weight * loss).sum() / self.weight.sum())
-
-    def _some(self) -> tuple[Tensor, Tensor]:
-        """Rows and draws at random, as many as a tree is grown on, and factors of their weights."""
-        m, half = len(self.sign) - self.n, MOST_ROWS // 2
-        device = self.sign.device
-        n_rows = min(self.n, half)
-        n_draws = min(m, MOST_ROWS - n_rows)
-        rows = torch.arange(self.n, device=device)
-        if n_rows < self.n:
-            rows = torch.randperm(self.n, generator=self.generator, device=device)[:n_rows]
-        draws = torch.arange(m, device=device)
-        if n_draws < m:
-            kind: dict[str, Any] = {"generator": self.generator, "device": device}
-            draws = torch.randint(m, (n_draws,), **kind)
+        rows, draws = self._next()
+        weight, log_ratio = (self._parts(one, rows, draws) for one in (self.weight, self.log_ratio))
         # The draws of a tree weigh as much as its rows.
-        own = self.weight[rows].sum() / (n_draws * self.weight[-1])
-        ones = torch.ones(n_rows, dtype=torch.float64, device=device)
-        return torch.cat([rows, draws + self.n]), torch.cat([ones, own.expand(n_draws)])
+        weight = weight[0], weight[1] * (weight[0].sum() / weight[1].sum())
+        wrong = torch.sigmoid(-log_ratio[0]), torch.sigmoid(log_ratio[1])
+        grad = torch.cat([-weight[0] * wrong[0], weight[1] * wrong[1]])
+        wrong_of_both, weight_of_both = torch.cat(wrong), torch.cat(weight)
+        curvature = weight_of_both * wrong_of_both * (1 - wrong_of_both)
+        codes = torch.cat(self._parts(self.by_row, rows, draws))
+        tree = grow_tree(codes, grad, curvature, self.settings.growth)
+        tree = tree._replace(value=tree.value * self.settings.learning_rate)
+        self.log_ratio += tree.values(self.codes)
+        self.n_trees += 1
+        of_rows, of_draws = self._parts(self.log_ratio, rows, draws)
+        loss = torch.nn.functional.softplus(torch.cat([-of_rows, of_draws]))
+        return tree, float(weighted_mean(loss, weight_of_both))
+
+    def _parts(self, values: Tensor, rows: slice, draws: slice) -> tuple[Tensor, Tensor]:
+        return values[: self.n][rows], values[self.n :][draws]
+
+    def _next(self) -> tuple[slice, slice]:
+        """Which rows, and which draws, the next tree is grown on."""
+        n, m = self.n, len(self.weight) - self.n
+        n_rows = min(n, MOST_ROWS // 2)
+        n_draws = min(m, MOST_ROWS - n_rows)
+        return _turn(self.n_trees, n_rows, n), _turn(self.n_trees, n_draws, m)
+
+
+def _turn(k: int, size: int, n: int) -> slice:
+    """The k-th of the slices of a size that n numbers are divided into, over and over."""
+    first = k * size % n
+    first = min(first, n - size)
+    return slice(first, first + size)
 
 
 class _Gain(NamedTuple):
@@ -307,7 +344,7 @@ class _Judges:
         return self.values[: self.n]
 
     def add_tree(self, tree: Tree) -> None:
-        self.values += tree.value[tree.leaves(self.codes)]
+        self.values += tree.values(self.codes)
 
     def gain(self) -> _Gain:
         ratio, draws = self.of_held_out, self.values[self.n :]

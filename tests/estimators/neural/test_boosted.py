@@ -1,14 +1,18 @@
 """Densities of boosted trees: likelihoods of new rows, samples, the base where trees fail."""
 
+import itertools
+
 import numpy as np
 import pandas as pd
 import pytest
-from numpy.testing import assert_array_equal
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy.special import logsumexp
 from sklearn.datasets import make_moons
 
 from skebm import BoostedDensity, TractableDensity
 from skebm.base import TrainingWarning
-from skebm.partition import Exact
+from skebm.objectives.noise_contrastive import boosting
+from skebm.partition import Exact, ImportanceSampling
 
 
 def grid(n, seed):
@@ -87,6 +91,42 @@ def test_a_frame_with_categories():
     assert drawn["size"][drawn["kind"] == "a"].median() == pytest.approx(1, abs=0.3)
 
 
+def counts_and_sizes(n, seed):
+    """A count, a price in steps of five, and a size that depends on whether the count is even."""
+    random = np.random.default_rng(seed)
+    count = random.poisson(4, n)
+    price = 5 * np.round(4 * np.exp(0.5 * random.normal(size=n))) - 0.01
+    return np.c_[count, price, 4 * (count % 2) + 0.5 * random.normal(size=n)]
+
+
+@pytest.fixture(scope="module")
+def of_few_values():
+    return BoostedDensity(n_iter=200, random_state=0).fit(counts_and_sizes(1500, 0))
+
+
+def test_columns_of_few_values_are_no_spikes(of_few_values):
+    """Densities of cells, times their width, are probabilities: at most 1, and 1 in all."""
+    model = of_few_values
+    assert_allclose(model.resolution_, [1, 5, 0], rtol=1e-6)
+    new = counts_and_sizes(1000, 1)
+    log_p = model.score_samples(new) + np.log(5)
+    # Entropies of count and price, 2.09 and 2.13 nats, and of a normal of deviation 0.5, 0.73.
+    assert -5.4 < log_p.mean() < -4.85
+    assert log_p.max() < -np.log(0.5 * np.sqrt(2 * np.pi))  # of the size alone
+    beside = new + [0.3, 0, 0]
+    assert model.score_samples(beside).mean() > model.score(new) - 0.5
+
+
+def test_draws_of_columns_of_few_values_lie_around_these(of_few_values):
+    model = of_few_values
+    x = model.sample(2000, random_state=0)
+    assert np.quantile(x[:, 0], 0.01) > -0.6
+    nearest = np.round(x[:, 0])
+    assert (np.abs(x[:, 2] - 4 * (nearest % 2)) < 2).mean() > 0.9
+    apart = np.abs(x[:, 0] - nearest)  # uniform: not at the values
+    assert apart.mean() == pytest.approx(0.25, abs=0.04)
+
+
 def test_there_is_no_stream():
     assert not hasattr(BoostedDensity(), "partial_fit")
     with pytest.raises(AttributeError) as caught:
@@ -101,9 +141,98 @@ def test_the_number_of_trees_is_at_most_that_asked_for():
     assert model.n_iter_ == len(model.history_) == 4
 
 
+def after(monkeypatch, n_trees):
+    """Ctrl-C while the next tree after some is grown."""
+    count, grow = iter(range(n_trees)), boosting.grow_tree
+
+    def interrupted(*args):
+        if next(count, None) is None:
+            raise KeyboardInterrupt
+        return grow(*args)
+
+    monkeypatch.setattr(boosting, "grow_tree", interrupted)
+
+
+def test_an_interrupted_fit_has_the_trees_so_far(monkeypatch):
+    model = BoostedDensity("gaussian", learning_rate=0.2, random_state=0)
+    after(monkeypatch, 12)
+    with pytest.raises(KeyboardInterrupt, match="after 12 trees"):
+        model.fit(grid(600, 0))
+    short = BoostedDensity("gaussian", learning_rate=0.2, n_iter=12, random_state=0)
+    monkeypatch.undo()
+    short.fit(grid(600, 0))
+    assert model.n_trees_ == short.n_trees_ > 0
+    assert_array_equal(model.score_samples(grid(50, 1)), short.score_samples(grid(50, 1)))
+
+
+def test_an_interrupted_round_keeps_those_before(monkeypatch):
+    """Ctrl-C while draws of the second round are made."""
+    count, draws = iter(range(2)), boosting._Boosting._draws
+
+    def interrupted(*args):
+        if next(count, None) is None:
+            raise KeyboardInterrupt
+        return draws(*args)
+
+    monkeypatch.setattr(boosting._Boosting, "_draws", interrupted)
+    model = BoostedDensity("gaussian", learning_rate=0.3, random_state=0)
+    with pytest.raises(KeyboardInterrupt, match="is usable"):
+        model.fit(grid(600, 0))
+    assert model.n_trees_ > 10
+    assert model.score(grid(500, 1)) > -2.6
+
+
+def test_a_fit_that_is_interrupted_before_a_tree_leaves_no_model(monkeypatch):
+    model = BoostedDensity("gaussian", random_state=0)
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(boosting._Boosting, "_draws", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(grid(100, 0))
+    assert not hasattr(model, "n_trees_")
+
+
 def test_trees_that_gain_nothing_are_said():
     """Twenty rows of two columns without a relation, of which three choose."""
     random = np.random.default_rng(3)
     x = random.normal(size=(24, 2))
     with pytest.warns(TrainingWarning, match="is its base"):
         BoostedDensity("gaussian", learning_rate=1.0, n_iter=30, random_state=1).fit(x)
+
+
+def z_of_bits(seed):
+    """Error of log Z by draws of the base, against the sum over 256 states, in standard errors."""
+    random = np.random.default_rng(seed)
+    first = random.random((400, 4)) < 0.4
+    flips = random.random((400, 4)) < 0.15
+    x = np.c_[first, first ^ flips].astype(float)
+    kind = {"n_iter": 20, "partition": ImportanceSampling(), "random_state": seed}
+    model = BoostedDensity("independent", **kind).fit(x)
+    states = np.array(list(itertools.product([0.0, 1.0], repeat=8)))
+    return logsumexp(model.score_samples(states)) / model.log_partition_std_
+
+
+def z_of_numbers(seed):
+    """The same of two numbers, against Gauss-Legendre rules on boxes where trees are constant."""
+    model = BoostedDensity("gaussian", n_iter=20, random_state=seed).fit(grid(400, seed))
+    units, nodes, weights = model._recipe.table.units, [], []
+    for j, edges in enumerate(model.energy_.network.edges.double().numpy()):
+        inner = edges[np.isfinite(edges)] * units.scale[j] + units.centre[j]
+        outer = [np.linspace(-8, inner[0], 20), inner, np.linspace(inner[-1], 12, 20)]
+        sides = np.unique(np.concatenate(outer))
+        at, w = np.polynomial.legendre.leggauss(3)
+        half = np.diff(sides)[:, None] / 2
+        nodes.append(((sides[:-1] + sides[1:])[:, None] / 2 + half * at).ravel())
+        weights.append((half * w).ravel())
+    points = np.stack(np.meshgrid(*nodes), -1).reshape(-1, 2)
+    total = logsumexp(model.score_samples(points), b=np.outer(*weights[::-1]).ravel())
+    return total / model.log_partition_std_
+
+
+@pytest.mark.full
+def test_log_z_is_within_its_error():
+    z = np.array([one(seed) for seed in range(100, 120) for one in (z_of_bits, z_of_numbers)])
+    assert 0.8 < np.sqrt(np.mean(z**2)) < 1.3
+    assert np.abs(z.mean()) < 0.5

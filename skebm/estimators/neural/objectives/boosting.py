@@ -17,10 +17,17 @@ from skebm.base.processes import progress_bar
 from skebm.distributions import Distribution
 from skebm.distributions.transformed.flow import FLOWS
 from skebm.energies import NeuralEnergy, Spec
-from skebm.energies.trees import Growth, TreeSum
+from skebm.energies.trees import MOST_LEAVES, Growth, TreeSum
 from skebm.estimators.neural.family import DOMAIN, Rule, fit_any_bases
 from skebm.estimators.neural.objectives.base import NeuralObjective, TrainingStart
-from skebm.estimators.tables.bases import COLUMN_BASES, REAL_BASES, Bases, MixtureBase
+from skebm.estimators.tables.bases import (
+    COLUMN_BASES,
+    REAL_BASES,
+    Bases,
+    MixtureBase,
+    resolution,
+    spread_ties,
+)
 from skebm.estimators.tables.table import Table
 from skebm.objectives import NoiseContrastive
 from skebm.objectives.noise_contrastive.boosting import Boosted, BoostingSettings, Sample, boost
@@ -33,10 +40,12 @@ if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
 
 # Trees at most with ``n_iter="auto"``.
-MOST_TREES = 1000
+MOST_TREES = 1500
 # Share of the rows that choose the number of trees, most of them, and fewest rows of a table of
 # which any are held out.
 HELD_OUT, MOST_HELD_OUT, FEWEST_ROWS = 0.15, 5000, 20
+# Of the noise by which the base is fitted to columns of few values.
+TIES_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -47,22 +56,22 @@ class BoostingRule(Rule):
     ----------
     trees : dict of ndarray
         The trees (:meth:`skebm.energies.TreeSum.arrays`).
-    depth : int
+    resolution : ndarray of shape (d,) or None
+        Gaps over which values that recur are spread, in the units of the data; 0 in other columns.
     history : list of dict
         For each tree that was tried.
+    interrupted : bool
+        Whether Ctrl-C ended it.
     """
 
     trees: dict[str, np.ndarray]
-    depth: int
+    resolution: np.ndarray | None
     history: list[dict[str, float]] = field(default_factory=list)
+    interrupted: bool = False
     holds_out = False
 
     def network(self, config: Any, spec: Spec) -> nn.Module:
-        shape = self.trees["value"].shape
-        kind: dict[str, Any] = {"dtype": spec.dtype, "device": spec.generator.device}
-        found = TreeSum(shape[0], shape[1], self.depth, **kind)
-        found.set_arrays(self.trees)
-        return found
+        return TreeSum(self.trees, dtype=spec.dtype, device=spec.generator.device)
 
     def objective(self, energy: NeuralEnergy, sigma: Tensor | None) -> NoiseContrastive:
         base: Any = energy.base
@@ -73,13 +82,18 @@ class BoostingRule(Rule):
         return IndependenceSampler(net.module_.energy.base)
 
 
+def _spreads_ties(model: Any, table: Table) -> bool:
+    """Whether rows are those of unbounded numbers, whose base may have spikes at single values."""
+    return not table.by_column and not table.discrete and model.bounds is None
+
+
 class Boosting(NeuralObjective):
     """Boosting of trees, which needs no gradient: see :class:`skebm.BoostedDensity`.
 
     Parameters
     ----------
     max_leaf_nodes : int, default=16
-        Most leaves of a tree.
+        Most leaves of a tree, 2 to 63.
     min_samples_leaf : int, default=5
         Fewest rows of a leaf, among training rows and draws of the model.
     l2_regularization : float, default=1.0
@@ -93,7 +107,7 @@ class Boosting(NeuralObjective):
     """
 
     _parameter_constraints: dict = {
-        "max_leaf_nodes": [Interval(Integral, 2, None, closed="left")],
+        "max_leaf_nodes": [Interval(Integral, 2, MOST_LEAVES, closed="both")],
         "min_samples_leaf": [Interval(Integral, 1, None, closed="left")],
         "l2_regularization": [Interval(Real, 0, None, closed="left")],
     }
@@ -123,20 +137,25 @@ class Boosting(NeuralObjective):
     def fit_bases(
         self, model: Any, base: Any, rows: Rows, table: Table
     ) -> tuple[Bases, np.ndarray | None]:
+        if _spreads_ties(model, table):
+            rows = spread_ties(rows, TIES_SEED)
         return fit_any_bases(model, base, rows, table, stacks="all")
 
     def rule(self, model: Any, start: TrainingStart) -> BoostingRule:
         n_iter = MOST_TREES if model.n_iter == "auto" else int(model.n_iter)
-        seed, rows = draw_seed(model.random_state_), start.rows
+        seed, rows, gaps = draw_seed(model.random_state_), start.rows, None
+        if _spreads_ties(model, start.table):
+            found_gaps = resolution(rows.block(0, len(rows))).cpu().double().numpy()
+            gaps = found_gaps * start.table.units.scale
         if not n_iter or len(rows) < FEWEST_ROWS:
-            return BoostingRule(TreeSum(dtype=rows.dtype).arrays(), 0)
+            return BoostingRule(TreeSum().arrays(), gaps)
         found = self._grow(model, start, n_iter, torch.Generator(rows.device).manual_seed(seed))
         trees = found.trees
         gain = Gain(found.gain, found.error)
         if trees.n_trees == 0 or not is_kept(gain):
             warn_of_base(gain)
-            trees = TreeSum(dtype=rows.dtype)
-        return BoostingRule(trees.arrays(), trees.depth, found.history)
+            trees = TreeSum()
+        return BoostingRule(trees.arrays(), gaps, found.history, found.interrupted)
 
     def _grow(
         self, model: Any, start: TrainingStart, n_iter: int, generator: torch.Generator
@@ -146,9 +165,9 @@ class Boosting(NeuralObjective):
         train, held_out = rows.split(n, generator)
         growth = Growth(self.max_leaf_nodes, self.l2_regularization, self.min_samples_leaf)
         settings = BoostingSettings(float(model.learning_rate), n_iter, growth)
-        # The base of the model is fitted to all rows, and that which trees are grown on to those
-        # that do not judge them: near its own rows a base is too good.
-        base: Any = self.fit_bases(model, start.base, train, start.table)[0].noisy
+        # The base has seen the rows that judge, so that their gain is too small if anything: where
+        # it is peaked at them, draws of it are near them, and no rows that trees are grown on.
+        base: Any = start.bases.noisy
         base = base.to(rows.device, rows.dtype)
         shown: dict[str, Any] = {
             "total": n_iter,
