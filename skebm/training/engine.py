@@ -620,12 +620,15 @@ class EnergyNet(NeuralNet):
         if best is None:
             return
         copy_weights(best.weights, weights_of(self.module_))
-        if best.gains_nothing and (ended_early or self.guard_.seldom):
+        start = self.guard_.start
+        returned = start is not None and best.epoch == start.epoch
+        if best.gains_nothing and (ended_early or self.guard_.seldom or returned):
             if not is_worth_a_warning(Gain(best.gain, best.error)):
                 return
             n_steps = n_batches * self.max_epochs
             remedy = "More rows or a larger n_iter may find more."
-            if not ended_early and n_steps < ENOUGH_STEPS:
+            given = not (ended_early or self.most_epochs)
+            if self.guard_.seldom and given and n_steps < ENOUGH_STEPS:
                 remedy = f"Set n_iter to {math.ceil(ENOUGH_STEPS / n_batches)} or more."
             self.note_ = Notice(
                 f"Held-out rows became no more likely than under the base (by {best.gain:.2g} "

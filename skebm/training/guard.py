@@ -204,13 +204,14 @@ class Guard:
         """The weights that training ends with, with the best gain; None if they are the last ones.
 
         They are the best weights if training ended early, if these are clearly better, or if the
-        last ones are below the base. If training ended early and has gained at most a standard
-        error, they are the first weights instead.
+        last ones are below the base. If the best have gained too little to be kept, they are the
+        first weights instead, unless another judges them, as where gains are seldom computed.
         """
         best, start = self.best, self.start
         if best is None or not (ended_early or self.clearly_better() or self.below_base):
             return None
-        if ended_early and start is not None and not is_kept(best.over(start)):
+        judges = ended_early or not self.seldom
+        if judges and start is not None and not is_kept(best.over(start)):
             return start._replace(gain=best.gain, error=best.error)
         return best
 
@@ -225,5 +226,6 @@ class Guard:
 
     @property
     def below_base(self) -> bool:
-        """Whether gains are seldom computed and the last one is negative."""
-        return self.seldom and self.shown.get("gain_over_base", 0.0) < 0
+        """Whether the last gain is negative, or less than that of the first weights."""
+        start = 0.0 if self.seldom or self.start is None else self.start.gain
+        return self.shown.get("gain_over_base", start) < start
