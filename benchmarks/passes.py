@@ -3,6 +3,7 @@
     OMP_NUM_THREADS=1 python -m benchmarks.passes --data PATH --part gain [--sets accidents ...]
     OMP_NUM_THREADS=1 python -m benchmarks.passes --data PATH --part given [--sets dna ...]
     OMP_NUM_THREADS=1 python -m benchmarks.passes --data PATH --part exact [--sets jester ...]
+    OMP_NUM_THREADS=1 python -m benchmarks.passes --data PATH --part families [--sets NCE ...]
 
 PATH holds `debd/<set>.npz` with the published train, valid and test splits as packed bits.
 Protocol: `RBMEstimator(64, random_state=0)`, fitted to train; valid is not used.
@@ -14,6 +15,10 @@ independent columns) and together, on 1,500 rows of train; *exact*: the default 
 first eight or nine columns. Both: what 1,000 (3,000) rows of test gain over independent columns of
 the rows that were fitted, each with half a row of both values, and its standard error; in *given*
 also by the pessimistic end of log Z.
+
+*families*: the same as *gain* for other models, on numbers (`tabular/phoneme.npz`, 4,000 rows to
+fit, the others to score; on one normal distribution, which leaves much to learn) and on chorales
+(`music/JSB_Chorales.npz`, the first six validation songs are scored).
 """
 
 from __future__ import annotations
@@ -22,13 +27,25 @@ import argparse
 import time
 import warnings
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
+from sklearn.base import clone
 
 import skebm.estimators.rbm.family as rules
 from benchmarks._common import machine, table, write
 from benchmarks.density import load
-from skebm import RBMEstimator
+from benchmarks.temporal_rbm import songs
+from skebm import (
+    ConditionalDensity,
+    ContrastiveDivergenceDensity,
+    NCEDensity,
+    RBMEstimator,
+    ScoreMatchingDensity,
+    TemporalRBM,
+)
+from skebm.training import plan
 
 GIVEN = {
     "rate": {"learning_rate": 1.0},
@@ -40,6 +57,7 @@ SETS = {
     "gain": ["accidents", "plants", "mushrooms", "tretail"],
     "given": ["nltcs", "plants", "jester", "dna", "mushrooms", "msweb"],
     "exact": ["plants", "jester"],
+    "families": ["score matching", "NCE", "contrastive divergence", "conditional", "temporal"],
 }
 
 
@@ -99,7 +117,50 @@ def measure_exact(data: Path, name: str) -> list[dict[str, object]]:
     return found
 
 
-PARTS = {"gain": measure_gain, "given": measure_given, "exact": measure_exact}
+def phoneme(data: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Rows to fit, and others."""
+    rows = np.load(data / "tabular/phoneme.npz")["X"].astype(float)
+    rows = np.unique(rows, axis=0)[
+        np.random.default_rng(0).permutation(len(np.unique(rows, axis=0)))
+    ]
+    return rows[:4000], rows[4000:]
+
+
+FAMILIES: dict[str, Any] = {
+    "score matching": ScoreMatchingDensity(base="gaussian", random_state=0),
+    "NCE": NCEDensity(noise="gaussian", random_state=0),
+    "contrastive divergence": ContrastiveDivergenceDensity(base="gaussian", random_state=0),
+    "conditional": ConditionalDensity(given=0, base="linear", random_state=0),
+    "temporal": TemporalRBM(random_state=0),
+}
+
+
+def measure_families(data: Path, name: str) -> list[dict[str, object]]:
+    """Rows of the table of one family."""
+    if name == "temporal":
+        train, test = songs(data, "JSB_Chorales", "train", None), None
+        valid = songs(data, "JSB_Chorales", "valid", 6)
+    else:
+        train, test = phoneme(data)
+        test = test[:200] if name == "conditional" else test
+    found: dict[str, object] = {"family": name}
+    for most in (1, plan.MOST_TIMES):
+        with mock.patch.object(plan, "MOST_TIMES", most):
+            began = time.process_time()
+            model = clone(FAMILIES[name]).fit(train)
+        took = time.process_time() - began
+        scored = [model.score_samples(one) for one in (valid if test is None else [test])]
+        mean = float(np.concatenate(scored).mean())
+        found[f"at most {most} times"] = f"{mean:.3f} ({model.n_iter_} passes, {took:.0f} s)"
+    return [found]
+
+
+PARTS = {
+    "families": measure_families,
+    "gain": measure_gain,
+    "given": measure_given,
+    "exact": measure_exact,
+}
 
 
 def main() -> None:

@@ -4,8 +4,8 @@ One model of a table answers five questions
 
 A density of wines is fitted once, to rows of which a tenth of the entries
 are missing. It then says how likely a wine is, what its color intensity is
-given its other columns and how sure that is, how the answer changes with one
-column, which wines to expect of a kind, and what the missing entries are.
+given its other columns and how sure that is, how the answer changes with
+one column, which wines to expect, and what the missing entries are.
 """
 
 # %%

@@ -103,6 +103,10 @@ class Energy(nn.Module, abc.ABC):
         base = getattr(self, "base", None)
         return self(x) if base is None else self(x) + base.log_prob(x)
 
+    def discontinuities(self, entry: int) -> Tensor:
+        """Values of an entry at which the energy is not continuous, (k,), increasing; none here."""
+        return torch.zeros(0)
+
     def corrects(self, base: Any) -> bool:
         """Whether `base` is this energy's, and :meth:`correction` does not evaluate it."""
         return False

@@ -353,6 +353,11 @@ class NeuralEnergy(Energy):
         """E(x) + log q(x), (n,): f(x) without noise levels."""
         return self.parametric_energy(x) if self.noise_levels is None else super().correction(x)
 
+    def discontinuities(self, entry: int) -> Tensor:
+        """Values of an entry at which the network is not continuous, as sums of trees."""
+        found = getattr(self.network, "discontinuities", None)
+        return super().discontinuities(entry) if found is None else found(entry)
+
     def corrects(self, base: Any) -> bool:
         """Whether `base` is this energy's, and f a function of the row alone."""
         return base is not None and base is self.base and self.noise_levels is None

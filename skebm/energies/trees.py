@@ -386,6 +386,12 @@ class TreeSum(nn.Module):
         """The trees as NumPy arrays, by name."""
         return self._nodes | {"value": self.value.detach().cpu().numpy()}
 
+    def discontinuities(self, entry: int) -> Tensor:
+        """Thresholds of a column, (k,), increasing."""
+        if entry >= len(self.edges):
+            return self.edges.new_zeros(0)
+        return self.edges[entry][self.edges[entry].isfinite()]
+
     @property
     def n_trees(self) -> int:
         """Number of trees."""

@@ -518,7 +518,7 @@ class BaseEBM(DocLinkMixin, SourceMixin, TasksMixin, BaseEstimator, abc.ABC):
         precision = torch.float64 if rows.is_mapped else torch.float32
         keep = torch.linspace(0, len(rows) - 1, n_reference, dtype=precision).long()
         self._reference = rows.take(keep.to(rows.device)).cpu().numpy()
-        self._recipe.family.check_trained(self._recipe, self.net_, rows)
+        self._recipe.check_trained(self.net_, rows)
 
     def __sklearn_is_fitted__(self) -> bool:
         return "net_" in self.__dict__

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from skebm.base import Objective
-from skebm.base.processes import Notice
+from skebm.base.processes import Notice, repeat
 from skebm.estimators.tables.bases import mean_log_prob
 from skebm.estimators.tables.table import Table
-from skebm.training.guard import N_ASSESSMENTS
+from skebm.training.guard import N_ASSESSMENTS, not_converged, still_rising
 from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
 from skebm.training.selection import (
+    GAIN,
     LogRatioOf,
     gain_by_more_rows,
     is_kept,
@@ -118,6 +119,13 @@ class Recipe(Generic[F]):
         found = self._of_base(net, rows) if self._is_base(net, rows) else self
         return replace(found, family=found.family.finalise(found, net, rows))
 
+    def check_trained(self, net: EnergyNet, rows: Rows) -> None:
+        """Warn if the training history indicates a bad fit."""
+        self.family.check_trained(self, net, rows)
+        notice = self.family.why_not_converged(self, net, rows)
+        if notice is not None:
+            repeat([notice])
+
     def _is_base(self, net: EnergyNet, rows: Rows) -> bool:
         """Whether held-out rows gain too little by a model; with a warning, unless there is one."""
         validated = net.streaming or net.validation is not None
@@ -215,8 +223,16 @@ class Family(abc.ABC):
         return mean_log_prob(recipe.base, rows)
 
     def why_not_converged(self, recipe: Any, net: EnergyNet, rows: Rows) -> Notice | None:
-        """What held-out rows say of a training that was too short; None if it was not."""
-        return None
+        """What held-out rows say of a training that was too short; None if it was not.
+
+        By default it was where they still became more likely after as many epochs as a default fit
+        may have.
+        """
+        n_iter = net.max_epochs
+        if net.note_ or not recipe.plan.n_iter < n_iter == net.most_epochs:
+            return None
+        rise = still_rising([row[GAIN] for row in net.history[net.n_before_ :] if GAIN in row])
+        return None if rise is None else not_converged(n_iter, rise)
 
     # ---------------------------------------------------------------- the trained model
 

@@ -47,6 +47,7 @@ from skebm.training.distributed import (
 from skebm.training.guard import (
     ENOUGH_STEPS,
     MOST_LOST,
+    MOST_WORK,
     N_ASSESSMENTS,
     Completion,
     DivergenceError,
@@ -69,6 +70,8 @@ from skebm.training.selection import (
     is_kept,
     is_worth_a_warning,
 )
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Run:
@@ -553,6 +556,7 @@ class EnergyNet(NeuralNet):
         done = len(self.history) - self.n_before_  # a callback may have resumed training
         self.module_.draws = may_draw(self.module_)
         self.first_ = self.first_ or [w.clone() for w in weights_of(self.module_)]
+        self.most_epochs = min(self.most_epochs, max(self.max_epochs, self._affordable(len(X))))
         try:
             with threads(self.module_.work(min(self.batch_size, len(X)))):
                 while (last := self._next_stop(epochs)) > done:
@@ -571,22 +575,34 @@ class EnergyNet(NeuralNet):
         self.interrupted_ = False
         return self
 
+    def _affordable(self, n_rows: int) -> int:
+        """Epochs that the work of a default fit allows.
+
+        As many as planned of convolutions, whose work is not counted: they use a weight many times.
+        """
+        if any(isinstance(layer, CONVOLUTIONS) for layer in self.module_.modules()):
+            return self.max_epochs
+        size = min(self.batch_size, n_rows)
+        of_step = max(self.module_.work(size), 1.0)
+        return int(MOST_WORK / (of_step * math.ceil(n_rows / size)))
+
     def _next_stop(self, epochs: int | None) -> int:
         """Epochs after which held-out rows say whether there are twice as many, or the last one.
 
         They say so after half of them, while the rate is large, by what they gained since a fourth.
-        Training ends there if they have gained nothing over the base until then.
+        Training ends there if they have gained nothing over the base until then, unless that is
+        asked after each epoch (:meth:`Guard.is_exhausted`).
         """
         if epochs is not None:
             return epochs
         done = len(self.history) - self.n_before_
-        while self.max_epochs < self.most_epochs:
+        while self.held_out_ is not None and self.max_epochs < self.most_epochs:
             half = math.ceil(self.max_epochs / 2)
             if done < half:
                 return half
             gains = [row[GAIN] for row in self.history[self.n_before_ :] if GAIN in row]
             best = self.guard_.best
-            if best is not None and best.gains_nothing:
+            if self.guard_.seldom and best is not None and best.gains_nothing:
                 self.max_epochs = self.most_epochs = done
             elif still_rising(gains, 2) is None:
                 self.most_epochs = self.max_epochs
@@ -604,12 +620,15 @@ class EnergyNet(NeuralNet):
         if best is None:
             return
         copy_weights(best.weights, weights_of(self.module_))
-        if best.gains_nothing and (ended_early or self.guard_.seldom):
+        start = self.guard_.start
+        returned = start is not None and best.epoch == start.epoch
+        if best.gains_nothing and (ended_early or self.guard_.seldom or returned):
             if not is_worth_a_warning(Gain(best.gain, best.error)):
                 return
             n_steps = n_batches * self.max_epochs
             remedy = "More rows or a larger n_iter may find more."
-            if not ended_early and n_steps < ENOUGH_STEPS:
+            given = not (ended_early or self.most_epochs)
+            if self.guard_.seldom and given and n_steps < ENOUGH_STEPS:
                 remedy = f"Set n_iter to {math.ceil(ENOUGH_STEPS / n_batches)} or more."
             self.note_ = Notice(
                 f"Held-out rows became no more likely than under the base (by {best.gain:.2g} "

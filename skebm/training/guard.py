@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from skebm.base import TrainingWarning
+from skebm.base.processes import Notice
 from skebm.training.selection import GAIN, WORTH_A_WARNING, Gain, is_kept
 
 # Least loss on held-out rows, in nats per row, for which training returns to earlier weights.
@@ -27,6 +29,9 @@ N_ASSESSMENTS, ROWS_OF_ASSESSMENT = 20, 50_000
 MOST_LOST = 0.5
 # Steps of a fit of an RBM by default; fewer may end before units of small weights differ.
 ENOUGH_STEPS = 10_000
+# Times the epochs of a default fit that it may have while held-out rows gain, and products of a row
+# with the weights, in multiplications, that all steps may take: a minute or two on one core.
+MOST_TIMES, MOST_WORK = 8, 2e11
 
 
 def n_assessments(n_rows: int, n_epochs: int) -> int:
@@ -47,6 +52,16 @@ def still_rising(gains: list[float], n_quarters: int = 1) -> float | None:
     rise = mean(last) - mean(before)
     error = math.sqrt((variance(before) + variance(last)) / n)
     return rise if rise > max(WORTH_A_WARNING, 2 * error) else None
+
+
+def not_converged(n_iter: int, rise: float, part: str = "quarter") -> Notice:
+    """What is said where held-out rows rose in the last part of so many epochs."""
+    return Notice(
+        f"Training has not converged: in the last {part} of {n_iter} epochs held-out rows "
+        f"still became {rise:.2g} nats more likely.",
+        TrainingWarning,
+        ((f"Set n_iter to {2 * n_iter} or more.", "n_iter"),),
+    )
 
 
 def gain_of_a_pass(history: list[dict[str, Any]]) -> float | None:
@@ -189,13 +204,14 @@ class Guard:
         """The weights that training ends with, with the best gain; None if they are the last ones.
 
         They are the best weights if training ended early, if these are clearly better, or if the
-        last ones are below the base. If training ended early and has gained at most a standard
-        error, they are the first weights instead.
+        last ones are below the base. If the best have gained too little to be kept, they are the
+        first weights instead, unless another judges them, as where gains are seldom computed.
         """
         best, start = self.best, self.start
         if best is None or not (ended_early or self.clearly_better() or self.below_base):
             return None
-        if ended_early and start is not None and not is_kept(best.over(start)):
+        judges = ended_early or not self.seldom
+        if judges and start is not None and not is_kept(best.over(start)):
             return start._replace(gain=best.gain, error=best.error)
         return best
 
@@ -210,5 +226,6 @@ class Guard:
 
     @property
     def below_base(self) -> bool:
-        """Whether gains are seldom computed and the last one is negative."""
-        return self.seldom and self.shown.get("gain_over_base", 0.0) < 0
+        """Whether the last gain is negative, or less than that of the first weights."""
+        start = 0.0 if self.seldom or self.start is None else self.start.gain
+        return self.shown.get("gain_over_base", start) < start

@@ -13,6 +13,7 @@ from sklearn.base import BaseEstimator
 
 from skebm._validation import Interval, StrOptions, torch_dtype_of
 from skebm.base import Objective, torchtools
+from skebm.training.guard import MOST_TIMES
 from skebm.training.owlqn import OWLQN
 from skebm.training.rows import Rows
 
@@ -401,14 +402,16 @@ def plan_of(
     batch_size: Any,
     learning_rate: Any,
     streaming: bool,
-    most_epochs: int = 0,
+    most_epochs: int | None = None,
     **settings: Any,
 ) -> TrainingPlan:
     """The plan of a fit of resolved epochs, rows of a batch and learning rate.
 
-    Epochs are doubled up to `most_epochs` while held-out rows gain. Everything else is as the
-    estimator says; `settings` are more arguments of the optimizer.
+    Epochs are doubled up to `most_epochs` while held-out rows gain, by default where none are asked
+    for. Everything else is as the estimator says; `settings` are more arguments of the optimizer.
     """
+    if most_epochs is None:
+        most_epochs = MOST_TIMES * int(n_iter) if asked_steps(estimator).n_iter == "auto" else 0
     stopping, schedule = stopping_of(estimator.early_stopping), optimizer.schedule
     if schedule == "auto":
         schedule = "linear" if asked_steps(estimator).learning_rate == "auto" else "constant"

@@ -190,11 +190,7 @@ TAKE_SERIES = ("SequenceOutlierDetector", "TemporalRBM", "TemporalRBMClassifier"
 @pytest.mark.parametrize("name", [name for name in ESTIMATORS if name not in TAKE_SERIES])
 def test_a_series_is_no_table(name):
     X = pd.Series([0.0, 1.0] * (N // 2))
-    y = (
-        (np.arange(N) % 2,)
-        if name.endswith(("Classifier", "Regressor")) or name == "GatedRBM"
-        else ()
-    )
+    y = (np.arange(N) % 2,) if name.endswith(WITH_TARGET) else ()
     with pytest.raises(ValueError, match=r"a Series: pass X\.to_frame\(\).*Windows\(\)"):
         call(made(name, 0), "fit", X, *y)
 
@@ -202,11 +198,7 @@ def test_a_series_is_no_table(name):
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_columns_of_one_name(name):
     X = pd.DataFrame(np.random.default_rng(0).normal(size=(N, 3)), columns=["a", "b", "a"])
-    y = (
-        (np.arange(N) % 2,)
-        if name.endswith(("Classifier", "Regressor")) or name == "GatedRBM"
-        else ()
-    )
+    y = (np.arange(N) % 2,) if name.endswith(WITH_TARGET) else ()
     with pytest.raises(ValueError, match="'a' is the name of 2 columns.*rename"):
         call(made(name, "b"), "fit", X, *y)
 

@@ -5,9 +5,15 @@ import pytest
 from sklearn.base import clone
 
 from skebm import (
+    BoltzmannMachineDensity,
     ConditionalDensity,
+    ContrastiveDivergenceDensity,
     DeepBoltzmannMachine,
+    FlowContrastiveDensity,
+    GatedRBM,
+    JEMClassifier,
     NCEDensity,
+    RBMClassifier,
     RBMEstimator,
     ScoreMatchingDensity,
     SpikeSlabRBM,
@@ -16,7 +22,7 @@ from skebm import (
 )
 from skebm.base import TrainingWarning
 from skebm.training.selection import WORTH_A_WARNING
-from tests.support.tiers import full, only_full
+from tests.support.tiers import full, named, only_full
 
 _random = np.random.default_rng(0)
 BITS = (_random.random((260, 6)) < 0.3 + 0.4 * _random.integers(0, 2, (260, 1))) * 1.0
@@ -33,6 +39,7 @@ MODELS = {
     SubspaceRBM(2, 2, base="independent", learning="pcd", n_iter=2): BITS,
     SpikeSlabRBM(2, base="independent", n_iter=2): NUMBERS,
     DeepBoltzmannMachine((3, 2), n_iter=2): BITS,
+    BoltzmannMachineDensity("pcd", n_iter=2): BITS,
     TemporalRBM(2, order=1, n_iter=2): BITS,
     ConditionalDensity(given=0, base="linear", n_iter=2): NUMBERS,
     ScoreMatchingDensity(base="gaussian", n_iter=2): NUMBERS,
@@ -100,6 +107,83 @@ def test_no_argument_leaves_a_model_below_its_base(n, given):
     model = RBMEstimator(64, base="independent", random_state=0, **given).fit(x)
     lost, error = loss_against_base(model, new)
     assert lost <= 2 * error + WORTH_A_WARNING  # less is as good a model of so few rows
+
+
+def coupled_bits(n, seed):
+    random = np.random.default_rng(seed)
+    return (random.random((n, 6)) < 0.25 + 0.5 * random.integers(0, 2, (n, 1))) * 1.0
+
+
+def normal_rows(n, seed):
+    return np.random.default_rng(seed).normal(size=(n, 3))
+
+
+def two_clusters(n, seed):
+    random = np.random.default_rng(seed)
+    mixing = np.random.default_rng(5).normal(size=(3, 3))
+    return random.normal(size=(n, 3)) @ mixing + 2 * random.integers(0, 2, (n, 1))
+
+
+# Tables of which nothing, or something, is left to learn beyond independent columns.
+OF_BITS = {"nothing": lambda n, seed: independent_bits(n, 6, seed), "something": coupled_bits}
+OF_NUMBERS = {"nothing": normal_rows, "something": two_clusters}
+EXTREME = {"learning_rate": 1.0, "batch_size": 5, "n_iter": 3}
+# Every family with a base, and what is compared with it on how many new rows.
+WITH_BASE = {
+    "RBM": (RBMEstimator(8, base="independent"), OF_BITS),
+    "RBM on a tree": (RBMEstimator(8, base="chow-liu", learning="pcd"), OF_BITS),
+    "RBM of numbers": (RBMEstimator(8, base="gaussian"), OF_NUMBERS),
+    "subspace RBM": (SubspaceRBM(3, 2, base="independent"), OF_BITS),
+    "spike and slab RBM": (SpikeSlabRBM(3), OF_NUMBERS),
+    "deep": (DeepBoltzmannMachine((4, 3)), OF_BITS),
+    "Boltzmann machine": (BoltzmannMachineDensity("exact"), OF_BITS),
+    "Boltzmann machine, pseudo": (BoltzmannMachineDensity("pseudo_likelihood"), OF_BITS),
+    "Boltzmann machine, PCD": (BoltzmannMachineDensity("pcd"), OF_BITS),
+    "temporal": (TemporalRBM(4, order=1), OF_BITS),
+    "gated": (GatedRBM(4, 6), OF_BITS),
+    "conditional": (ConditionalDensity(given=0), OF_NUMBERS),
+    "conditional, matching": (ConditionalDensity(0, objective="score_matching"), OF_NUMBERS),
+    "score matching": (ScoreMatchingDensity(), OF_NUMBERS),
+    "NCE": (NCEDensity(), OF_NUMBERS),
+    "contrastive divergence": (ContrastiveDivergenceDensity(), OF_NUMBERS),
+    "contrastive divergence, bits": (ContrastiveDivergenceDensity(domain="binary"), OF_BITS),
+    "flow": (FlowContrastiveDensity(), OF_NUMBERS),
+    "RBM classifier": (RBMClassifier(4), OF_NUMBERS),
+    "JEM": (JEMClassifier(), OF_NUMBERS),
+}
+FIRST = ("RBM", "Boltzmann machine, PCD", "temporal", "gated", "score matching", "NCE")
+# log Z of each row, or a base that is slow to fit.
+FEW_ARE_SCORED = ("temporal", "gated", "conditional", "conditional, matching")
+
+
+def table_of(name, of, n, seed):
+    """A table of a family: rows, pairs of rows, or rows and classes."""
+    rows = WITH_BASE[name][1][of](n, seed)
+    if name == "gated":
+        return rows, independent_bits(n, 6, seed + 50) if of == "nothing" else rows
+    return (rows, rows[:, 0] > 0) if name in ("RBM classifier", "JEM") else (rows,)
+
+
+def base_of(model, table):
+    """The base of a model, fitted to a table."""
+    found = clone(model).set_params(n_iter=0)
+    if isinstance(found, BoltzmannMachineDensity):
+        found.set_params(learning="exact")  # others begin at the optimum of the pseudo-likelihood
+    return found.fit(*table)
+
+
+@pytest.mark.filterwarnings("ignore::skebm.base.SkebmWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("of", ["nothing", only_full("something")])
+@pytest.mark.parametrize("name", named(FIRST, WITH_BASE))
+def test_no_family_is_left_below_its_base(name, of):
+    model = clone(WITH_BASE[name][0]).set_params(random_state=0)
+    table = table_of(name, of, 600, 0)
+    new = table_of(name, of, 200 if name in FEW_ARE_SCORED else 2000, 100)
+    new = new[:1] if name in ("RBM classifier", "JEM") else new
+    base = base_of(model, table)
+    gain = model.set_params(**EXTREME).fit(*table).score_samples(*new) - base.score_samples(*new)
+    assert gain.mean() >= -2 * gain.std() / np.sqrt(len(gain)) - WORTH_A_WARNING
 
 
 @full

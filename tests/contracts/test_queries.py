@@ -138,11 +138,12 @@ def test_a_number_given_all_others_against_a_fine_grid(cls):
         table[:, 1] = grid
         density = np.exp(model.score_samples(table))
         density /= density.sum() * (grid[1] - grid[0])
-        tolerance = 1e-3 if cls is FlowContrastiveDensity else 1e-5
+        # float32 of flows; a grid across the discontinuities of trees
+        tolerance = 1e-3 if cls in (FlowContrastiveDensity, BoostedDensity) else 1e-5
         found = column.pdf(np.broadcast_to(grid[:, None], (len(grid), 2)))[:, row]
         np.testing.assert_allclose(found, density, atol=tolerance)
         mean = density @ grid * (grid[1] - grid[0])
-        assert column.mean()[row] == pytest.approx(mean, abs=1e-4)
+        assert column.mean()[row] == pytest.approx(mean, abs=10 * tolerance)
     np.testing.assert_allclose(model.predict_column(x, 1), column.mean(), atol=1e-3)
     q = np.array([[0.05], [0.5], [0.95]])
     np.testing.assert_allclose(column.cdf(column.ppf(q)), np.broadcast_to(q, (3, 2)), atol=1e-9)

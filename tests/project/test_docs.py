@@ -88,7 +88,7 @@ def test_the_first_program_of_the_readme_finds_the_wrong_decimal_point():
 
 @full
 def test_the_programs_of_the_readme_run():
-    assert len(blocks(README)) == 4
+    assert len(blocks(README)) == 5
     run(README, blocks(README))
 
 

@@ -4,11 +4,23 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from sklearn.base import clone
+from torch import nn
 
-from skebm import RBMEstimator
+from skebm import (
+    ConditionalDensity,
+    ContrastiveDivergenceDensity,
+    DeepBoltzmannMachine,
+    GatedRBM,
+    NCEDensity,
+    RBMEstimator,
+    ScoreMatchingDensity,
+    TemporalRBM,
+)
+from skebm.estimators.recipe import Family
 from skebm.training import SGD
 from skebm.training.engine import Clock, EnergyNet
-from skebm.training.guard import Best, gain_of_a_pass
+from skebm.training.guard import MOST_WORK, Best, gain_of_a_pass
 
 _random = np.random.default_rng(0)
 BITS = (_random.random((260, 6)) < 0.3 + 0.4 * _random.integers(0, 2, (260, 1))) * 1.0
@@ -17,7 +29,7 @@ BITS = (_random.random((260, 6)) < 0.3 + 0.4 * _random.integers(0, 2, (260, 1)))
 GAINED = Best(1.0, 0.1, 1, [])
 
 
-def net_after(gains, max_epochs=20, most_epochs=80, best=GAINED):
+def net_after(gains, max_epochs=20, most_epochs=80, best=GAINED, seldom=True):
     """What a net knows of its passes, with a gain after each."""
     return SimpleNamespace(
         history=[{"gain_over_base": gain} for gain in gains],
@@ -26,7 +38,8 @@ def net_after(gains, max_epochs=20, most_epochs=80, best=GAINED):
         most_epochs=most_epochs,
         n_assessments_=20,
         n_due_=len(gains),
-        guard_=SimpleNamespace(best=best),
+        held_out_=object(),
+        guard_=SimpleNamespace(best=best, seldom=seldom),
     )
 
 
@@ -58,6 +71,78 @@ def test_passes_end_half_way_where_nothing_was_gained_over_the_base(gain, error,
     net = net_after([gain] * 10, best=Best(gain, error, 5, []))
     assert EnergyNet._next_stop(net, None) == last
     assert net.max_epochs == net.most_epochs == last
+
+
+def test_nothing_ends_half_way_where_each_pass_says_whether_training_ends():
+    net = net_after([0.0] * 10, best=Best(0.0, 0.1, 5, []), seldom=False)
+    assert EnergyNet._next_stop(net, None) == 20
+
+
+def test_without_held_out_rows_passes_are_as_planned():
+    net = net_after([])
+    net.held_out_ = None
+    assert EnergyNet._next_stop(net, None) == 20
+
+
+@pytest.mark.parametrize(
+    ("work", "layer", "affordable"),
+    [(MOST_WORK / 400, nn.Linear(1, 1), 200), (1.0, nn.Conv2d(1, 1, 1), 20)],
+)
+def test_work_limits_passes(work, layer, affordable):
+    """Of 20 rows in batches of 10; that of convolutions is not counted."""
+    net = net_after([])
+    net.batch_size, net.module_ = 10, layer
+    net.module_.work = lambda n_rows: work
+    assert EnergyNet._affordable(net, 20) == affordable
+
+
+_numbers = _random.normal(size=(260, 3))
+DEFAULTS = {
+    "score matching": (ScoreMatchingDensity(), (_numbers,)),
+    "NCE": (NCEDensity(), (_numbers,)),
+    "contrastive divergence": (ContrastiveDivergenceDensity(), (_numbers,)),
+    "conditional": (ConditionalDensity(given=0), (_numbers,)),
+    "gated": (GatedRBM(), (BITS, BITS)),
+    "temporal": (TemporalRBM(), (BITS,)),
+    "RBM": (RBMEstimator(3, base="independent", learning="pcd"), (BITS,)),
+    "deep": (DeepBoltzmannMachine((3, 2)), (BITS,)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::skebm.base.SkebmWarning")
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_every_guarded_fit_may_have_more_passes_than_by_default(name, monkeypatch):
+    model, x = DEFAULTS[name]
+    monkeypatch.setattr(EnergyNet, "partial_fit", ends_at_once)
+    with pytest.raises(AtOnceError) as ended:
+        clone(model).set_params(random_state=0).fit(*x)
+    net = ended.value.args[0]
+    assert net.held_out_ is not None
+    assert net.most_epochs >= 2 * net.max_epochs
+    with pytest.raises(AtOnceError) as ended:
+        clone(model).set_params(random_state=0, n_iter=7).fit(*x)
+    assert ended.value.args[0].most_epochs == 0
+
+
+class AtOnceError(Exception):
+    """What ends a fit before its first pass, with the net."""
+
+
+def ends_at_once(net, *args, **kwargs):
+    raise AtOnceError(net)
+
+
+@pytest.mark.parametrize(
+    ("planned", "rise", "is_said"), [(10, 0.1, True), (40, 0.1, False), (10, 0.0, False)]
+)
+def test_it_is_said_what_doubled_passes_still_gained(planned, rise, is_said):
+    net = net_after([rise * k for k in range(40)], max_epochs=40, most_epochs=40)
+    net.note_ = None
+    recipe = SimpleNamespace(plan=SimpleNamespace(n_iter=planned))
+    found = Family.why_not_converged(None, recipe, net, None)
+    assert (found is not None) == is_said
+    if found is not None:
+        assert "last quarter of 40 epochs held-out rows still became 1 nats" in found.message
 
 
 def test_a_number_of_passes_that_is_given_is_not_doubled():

@@ -22,6 +22,7 @@ from skebm.estimators.base import (
     CategoriesMixin,
     assign_parameters,
     chain_rows,
+    fraction_of_early_stopping,
     states_near,
 )
 from skebm.estimators.boltzmann.convex import CONVEX, line_search_plan, with_l1
@@ -44,6 +45,7 @@ from skebm.estimators.boltzmann.gauge import conditional_means, zero_sum
 from skebm.estimators.boltzmann.penalties import choose_ridge
 from skebm.estimators.boltzmann.structure import PathResult, SparsityPath, choose_graph
 from skebm.estimators.queries.models import ModelQueriesMixin
+from skebm.estimators.rbm.safety import N_HELD_OUT
 from skebm.estimators.recipe import Recipe
 from skebm.estimators.tables.blocks import NumberBlock, SpinBlock, holds_spins
 from skebm.estimators.tables.table import Table, column_table, probability_table
@@ -62,6 +64,9 @@ RULES = ("auto", "exact", *LOCAL_RULES, "pcd", "perturb_and_map")
 BATCH, STEPS, MAP_BATCH, MAP_STEPS = 500, 500, 100, 300
 # Chains start at a tree and the weights at the pseudo-likelihood's: chains must be able to follow.
 RATE, PCD_RATE = 0.01, 0.003
+# Rows from which on some guard stochastic steps, and how often these assess a model in a fit: a
+# sweep of annealing takes as long as one of the chains.
+FEWEST_ROWS, N_ASSESSMENTS = 200, 4
 # Rows whose chains run together, and chains of the Fisher information.
 BLOCK, N_DRAWS, N_DRAW_STEPS = 10_000, 10_000, 200
 # Gibbs steps of imputations.
@@ -310,8 +315,24 @@ class BoltzmannMachineDensity(CategoriesMixin, ModelQueriesMixin, BaseDensity):
             sampler=None if self.sampler is None else clone(self.sampler),
             chains=self._chains(learning),
         )
-        found = Recipe(table, with_l1(plan, l1) if plan.searches else plan, base, family)
+        guarded = self._is_guarded(learning, plan, rows, streaming=streaming)
+        plan = with_l1(plan, l1) if plan.searches else plan
+        n_guards = N_HELD_OUT if guarded else 0
+        kind: dict[str, Any] = {"n_guards": n_guards, "n_assessments": N_ASSESSMENTS}
+        found = Recipe(table, plan, base, family, **kind)
         return found if before is not None else self._with_graph_and_penalty(found, rows, l2)
+
+    def _is_guarded(
+        self, learning: str, plan: TrainingPlan, rows: Rows, *, streaming: bool
+    ) -> bool:
+        """Whether held-out rows guard the training: of stochastic steps for this density.
+
+        Perturb-and-MAP matches the moments of another one.
+        """
+        if plan.searches or streaming or learning == "perturb_and_map" or plan.n_iter == 0:
+            return False
+        validated = fraction_of_early_stopping(self.early_stopping) is not None
+        return len(rows) >= FEWEST_ROWS and not validated
 
     def _penalties(self, learning: str, spins: bool) -> tuple[float, float | None]:
         """Penalties of couplings of bits, which are four times those of spins; None for "auto"."""

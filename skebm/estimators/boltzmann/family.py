@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -12,7 +13,15 @@ from sklearn.base import clone
 from torch import Tensor
 
 from skebm._validation import warn
-from skebm.base import Binary, Categorical, DataWarning, Objective, Sampler, TrainingWarning
+from skebm.base import (
+    Binary,
+    Categorical,
+    DataWarning,
+    Objective,
+    Sampler,
+    TrainingWarning,
+    sampling,
+)
 from skebm.base.domains import columns_of, parts_of
 from skebm.distributions import (
     ChowLiuTree,
@@ -26,11 +35,14 @@ from skebm.energies.pairwise import same_column
 from skebm.energies.path import unary_fields
 from skebm.estimators.base import annealing_starts, at_least_two, states_near
 from skebm.estimators.boltzmann.convex import CONVEX, convex_objective, minimise
+from skebm.estimators.rbm.safety import over_log_z
 from skebm.estimators.recipe import Family, JointModel, Recipe
 from skebm.estimators.tables.table import Table
 from skebm.objectives import ContrastiveDivergence, Penalty, pseudo_log_likelihood
 from skebm.samplers import ChainPolicy, Gibbs, Persistent, PerturbedMAP
+from skebm.training.guard import copy_weights, weights_of
 from skebm.training.rows import Rows
+from skebm.training.selection import LogRatioOf, LogRatios
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
@@ -107,6 +119,15 @@ class BoltzmannFamily(Family, JointModel):
             minimise(convex_objective("pseudo_likelihood", energy, self.l1, self.l2), rows, self.l1)
             energy.zero_grad()
 
+    def log_ratios(self, recipe: BoltzmannRecipe) -> LogRatioOf:
+        return functools.partial(pairwise_log_ratios, recipe.base, self.start)
+
+    def set_to_base(self, recipe: BoltzmannRecipe, net: EnergyNet, rows: Rows) -> BoltzmannFamily:
+        """No couplings, and the fields of the base."""
+        base = self._energy(recipe, torch.device(net.device))
+        copy_weights(weights_of(base), weights_of(net.module_.energy))
+        return self
+
     def partition_input(
         self, recipe: BoltzmannRecipe, name: str, energy: Any, net: EnergyNet, reference: Tensor
     ) -> Any:
@@ -161,6 +182,23 @@ BoltzmannRecipe: TypeAlias = Recipe[BoltzmannFamily]
 # ------------------------------------------------------------------------------
 # Pieces
 # ------------------------------------------------------------------------------
+
+
+def pairwise_log_ratios(
+    base: Distribution,
+    start: Distribution,
+    energy: BoltzmannMachine,
+    x: Tensor,
+    generator: torch.Generator,
+) -> LogRatios:
+    """Log-likelihood ratios of rows to the base, with log Z by short annealing from two starts.
+
+    Direction: that of :func:`~skebm.estimators.rbm.safety.rbm_log_ratios`.
+    """
+    starts = [one.to(x.device, x.dtype) for one in ((base,) if start is base else (start, base))]
+    with torch.no_grad(), sampling(energy):
+        ratio = -energy(x) - starts[-1].log_prob(x)
+    return over_log_z(energy, ratio, generator, starts=starts)
 
 
 def independent(rows: Rows, domain: Any) -> Distribution:

@@ -519,6 +519,7 @@ def neural_plan(
     streaming: bool,
     most_passes: int = MOST_PASSES,
     n_steps: int = N_STEPS,
+    most_epochs: int | None = None,
     optimizer_settings: dict[str, Any] | None = None,
 ) -> TrainingPlan:
     """Resolve the steps of training for a table of `n_rows`."""
@@ -536,6 +537,7 @@ def neural_plan(
         batch_size=size,
         learning_rate=estimator.learning_rate,
         streaming=streaming,
+        most_epochs=most_epochs,
         **(optimizer_settings or {}),
     )
 

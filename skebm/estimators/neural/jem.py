@@ -496,7 +496,8 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
             bases, noise = fit_any_bases(self, self.base, rows, table, **kind)
         else:
             bases, noise = self._recipe.base, self._recipe.family.noise
-        plan = neural_plan(self, rows.n_table, streaming=streaming, most_passes=MOST_PASSES)
+        own: dict[str, Any] = {"most_passes": MOST_PASSES, "most_epochs": 0}  # folds choose
+        plan = neural_plan(self, rows.n_table, streaming=streaming, **own)
         rule = JointRule(
             sampler_of(self, table.domain),
             policy_with_chains(chains, min(plan.batch_size, rows.n_table), before),

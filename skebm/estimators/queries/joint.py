@@ -54,6 +54,8 @@ class Joint(NamedTuple):
     exact_sums : callable or None
         ``exact_sums(x, known) -> (n,)``: log of sums over missing entries that the energy has in
         closed form; it returns None where these have too many terms.
+    discontinuities : callable or None
+        ``discontinuities(entry) -> (k,)``: values of an entry at which it is not continuous.
     """
 
     base: Distribution
@@ -61,6 +63,7 @@ class Joint(NamedTuple):
     energy: Callable[[Tensor], Tensor] | None = None
     correction: Callable[[Tensor], Tensor] | None = None
     exact_sums: Callable[[Tensor, Tensor], Tensor | None] | None = None
+    discontinuities: Callable[[int], Tensor] | None = None
 
     @property
     def is_real(self) -> Tensor:
@@ -243,33 +246,14 @@ class Joint(NamedTuple):
         width = entries.stop - entries.start
         states = torch.eye(width).to(x) if width > 1 else x.new_tensor([[0.0], [1.0]])
         found = torch.empty(len(x), len(states), dtype=torch.float64, device=x.device)
-        exact = self._rows_with_exact_sums(x, _with(known, entries))
-        for some in blocks_of_index(exact.nonzero()[:, 0], len(states) * x.shape[1]):
+        here = _with(known, entries)
+        for some in blocks_of_rows(len(x), len(states) * x.shape[1]):
             rows = x[some].repeat_interleave(len(states), 0)
             rows[:, entries] = states.repeat(len(some), 1)
-            mask = _with(known[some], entries).repeat_interleave(len(states), 0)
+            mask = here[some].repeat_interleave(len(states), 0)
             found[some] = self.log_sums(rows, mask, generator).value.view(len(some), -1)
-        each = N_DRAWS[0] * len(states) * x.shape[1]
-        for some in blocks_of_index((~exact).nonzero()[:, 0], each):
-            others = _without(known[some], entries)
-            drawn, log_q = self._draws_of_others(x[some], others, entries, generator)
-            full = drawn.repeat_interleave(len(states), 1)
-            full[:, :, entries] = states.repeat(drawn.shape[1], 1)
-            terms = self.log_density(full.flatten(0, 1)).view(*log_q.shape, -1)
-            found[some] = (terms - log_q[..., None]).logsumexp(1)
-        return found.log_softmax(1), "exact" if bool(exact.all()) else "sampling"
-
-    def _draws_of_others(
-        self, x: Tensor, known: Tensor, entries: slice, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
-        """Draws of the base (n, m, d), and its log-density of all but one column, (n, m)."""
-        n_draws = N_DRAWS[0]
-        clamp = Clamp(*(part.repeat_interleave(n_draws, 0) for part in (known, x)))
-        drawn = self.base.given(clamp).sample(generator)
-        mask = torch.ones_like(known)
-        mask[:, entries] = False
-        log_q = self.base.log_marginal(Clamp(mask.repeat_interleave(n_draws, 0), drawn))
-        return drawn.view(len(x), n_draws, -1), log_q.double().view(len(x), n_draws)
+        exact = bool(self._rows_with_exact_sums(x, here).all())
+        return found.log_softmax(1), "exact" if exact else "sampling"
 
     def _rows_with_exact_sums(self, x: Tensor, known: Tensor) -> Tensor:
         """Which sums over the missing entries of rows are exact, (n,)."""
@@ -360,6 +344,17 @@ class Joint(NamedTuple):
         self, of_base: NormalMixtures | None, entry: int, reference: Tensor, n: int
     ) -> Tensor:
         """Edges of the first cells, (n, m + 1), outside of which there is next to nothing."""
+        found = self._plain_edges(of_base, entry, reference, n)
+        if self.discontinuities is None:
+            return found
+        discontinuities = self.discontinuities(entry).to(found).expand(n, -1)
+        low, high = found[:, :1], found[:, -1:]
+        inside = torch.minimum(torch.maximum(discontinuities, low), high)
+        return torch.cat([found, inside], 1).sort(1).values
+
+    def _plain_edges(
+        self, of_base: NormalMixtures | None, entry: int, reference: Tensor, n: int
+    ) -> Tensor:
         if of_base is not None:
             tails = torch.tensor([1e-13, 1e-10, 1e-7, 1e-5, 1e-3], dtype=torch.float64)
             middle = torch.linspace(0.02, 0.98, 13, dtype=torch.float64)
@@ -398,22 +393,15 @@ class Joint(NamedTuple):
 
     @torch.no_grad()
     def _log_density_by_draws(self, column: _Column, values: Tensor) -> Tensor:
-        """Densities (n, k) given draws of the other missing entries, averaged."""
+        """Log-densities (n, k) of values: the ratio of two sums over missing entries."""
         x, known, entry, _ = column
+        n, k = values.shape
         generator = torch.Generator(x.device).manual_seed(0)
-        whole = self.log_sums(x, known, generator).value
-        parts = []
-        for some in blocks_of_rows(len(x), N_DRAWS[0] * values.shape[1] * x.shape[1]):
-            place = slice(entry, entry + 1)
-            others, log_q = self._draws_of_others(x[some], known[some], place, generator)
-            (m, k), inner = (others.shape[1], values.shape[1]), Clamp(known[some], x[some])
-            full = others.repeat_interleave(k, 1)
-            full[:, :, entry] = values[some].repeat(1, m).to(full)
-            terms = self.log_density(full.flatten(0, 1)).view(len(some), m, k)
-            total = (terms - log_q[..., None]).logsumexp(1) - math.log(m)
-            constant = self.base.log_marginal(inner).double() - whole[some]
-            parts.append(total + constant[:, None])
-        return torch.cat(parts)
+        full = x.repeat_interleave(k, 0)
+        full[:, entry] = values.flatten().to(x)
+        mask = _with(known, slice(entry, entry + 1)).repeat_interleave(k, 0)
+        joint = self.log_sums(full, mask, generator).value.view(n, k)
+        return joint - self.log_sums(x, known, generator).value[:, None]
 
 
 class _Column(NamedTuple):

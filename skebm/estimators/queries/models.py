@@ -92,7 +92,12 @@ class ModelQueriesMixin(QueriesMixin, OfModel):
 
         corrects = energy.corrects(base)
         return Joint(
-            base, table.groups, row_energy, correction if corrects else None, self._exact_sums()
+            base,
+            table.groups,
+            row_energy,
+            correction if corrects else None,
+            self._exact_sums(),
+            energy.discontinuities,
         )
 
     def _exact_sums(self) -> Any:

@@ -429,6 +429,7 @@ def class_plan(
         own = usual_rate(domain)
         rate = own if not weight else min(own, RATE_OF_ROWS / weight)
     steps: dict[str, Any] = {"n_iter": n_iter, "batch_size": size, "learning_rate": rate}
+    steps["most_epochs"] = 0  # folds choose
     return plan_of(estimator, estimator.optimizer or SGD(), streaming=streaming, **steps)
 
 

@@ -25,7 +25,7 @@ from skebm.base import (
     sampling,
 )
 from skebm.base.domains import parts_of
-from skebm.base.processes import Notice, repeat
+from skebm.base.processes import Notice
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution, IndependentBernoulli, LatentClasses
 from skebm.distributions.independent import blocks_of
@@ -64,9 +64,12 @@ from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
 from skebm.training import SGD
 from skebm.training.guard import (
     ENOUGH_STEPS,
+    MOST_TIMES,
+    MOST_WORK,
     N_ASSESSMENTS,
     copy_weights,
     n_assessments,
+    not_converged,
     still_rising,
     weights_of,
 )
@@ -92,9 +95,8 @@ if TYPE_CHECKING:
 CHEAP_COST, QUICK_COST, EXACT_LEARNING_COST = 1e7, 3e4, 1e8
 # With fewer chains, their weights estimate log Z poorly.
 REWEIGHTED_CHAINS = 500
-# Epochs at most, by default, where nothing guards against overfitting; and products of a row with
-# the weights, in multiplications, that all steps may take: a minute on one core.
-MOST_EPOCHS, MOST_WORK = 500, 2e11
+# Epochs at most, by default, where nothing guards against overfitting.
+MOST_EPOCHS = 500
 # What a step takes besides, in multiplications that take as long: on independent bits, on a tree of
 # bits (more for each column), on other columns, on latent classes; and how many times that where
 # entries are missing, which are drawn anew. Of 100 rows, 69 bits and 64 units a step takes 0.3
@@ -111,7 +113,7 @@ ITERATIONS_OF_ALL_ROWS = 0.2
 # Seconds of training from on which trials, which take several times as long, choose the base.
 ENOUGH_TIME = 60
 # Steps at most while held-out rows gain.
-MOST_STEPS = 8 * ENOUGH_STEPS
+MOST_STEPS = MOST_TIMES * ENOUGH_STEPS
 # Multiplications that take as long as a hidden unit under a changed column, a softplus and its
 # gradient: of 100 rows, 784 columns and 64 units a step takes 46 milliseconds.
 LOCAL_WORK = 40
@@ -348,11 +350,7 @@ class RBMFamily(Family, JointModel):
         return self.set_to_base(recipe, net, rows) if untrained else self
 
     def check_trained(self, recipe: Any, net: EnergyNet, rows: Rows) -> None:
-        """Warn of variances that collapsed, and if training has not converged.
-
-        It has not if held-out rows were still becoming more likely when it ended, or had not yet
-        begun to.
-        """
+        """Warn of variances that collapsed, and where no part of the rows gained by training."""
         mixed = not isinstance(recipe.table.domain, Binary)
         narrow = self.units.narrow(net.module_.energy, recipe.table) if mixed else ""
         if narrow:
@@ -365,12 +363,12 @@ class RBMFamily(Family, JointModel):
                 ("Use more rows or fewer n_components.", "n_components"),
                 ("Use more rows.",),
             )
-        notice = self.why_not_converged(recipe, net, rows)
-        if notice is not None:
-            repeat([notice])
 
     def why_not_converged(self, recipe: Any, net: EnergyNet, rows: Rows) -> Notice | None:
-        """What held-out rows say of a training that was too short; None if it was not."""
+        """What held-out rows say of a training that was too short; None if it was not.
+
+        It was if they were still becoming more likely when it ended, or had not yet begun to.
+        """
         found = [row for row in net.history[net.n_before_ :] if GAIN in row]
         if not recipe.n_guards or net.note_ or not found:
             return None
@@ -379,12 +377,7 @@ class RBMFamily(Family, JointModel):
         part = "half" if self.short else "quarter"
         rise = still_rising([row[GAIN] for row in found], 2 if self.short else 1)
         if rise is not None:
-            return Notice(
-                f"Training has not converged: in the last {part} of {n_iter} epochs held-out rows "
-                f"still became {rise:.2g} nats more likely.",
-                TrainingWarning,
-                ((f"Set n_iter to {2 * n_iter} or more.", "n_iter"),),
-            )
+            return not_converged(n_iter, rise, part)
         if self.short and not is_gain(found[-1]):
             # Units of small weights may stay alike for thousands of steps before they differ.
             return Notice(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from skebm.base import Binary, LogPartition, sampling
 from skebm.base.processes import collect_warnings
+from skebm.distributions import Distribution
 from skebm.distributions._fitting import draw_index
 from skebm.energies import BernoulliRBM, MixedRBM, annealing_path
 from skebm.partition.annealed import AnnealingPlan, Schedule
@@ -64,17 +66,23 @@ def rbm_log_ratios(
 
 
 def over_log_z(
-    energy: BernoulliRBM | MixedRBM,
+    energy: Any,
     ratio: Tensor,
     generator: torch.Generator,
     n_chains: int = N_CHAINS,
+    starts: Sequence[Distribution | None] | None = None,
 ) -> LogRatios:
-    """As :func:`rbm_log_ratios`, of rows whose unnormalised ratios to the base are known."""
+    """As :func:`rbm_log_ratios`, of rows whose unnormalised ratios to the base are known.
+
+    Annealing starts at the base and at a wider one, or at the distributions `starts`.
+    """
     with torch.no_grad(), sampling(energy):
+        if starts is None:
+            starts = [energy.base, wide_base(energy, energy.base)]
         if log_z_cost(energy) <= CHEAP_COST:
             log_z = _or_infinite(Exact().estimate(energy).value)
             return LogRatios(ratio, log_z, 0.0, exact_draws(energy, 2 * N_CHAINS, generator))
-        return LogRatios(ratio, *_log_z_by_annealing(energy, generator, n_chains))
+        return LogRatios(ratio, *_log_z_by_annealing(energy, generator, n_chains, starts))
 
 
 def pessimistic_log_z(
@@ -124,21 +132,29 @@ class AnnealedRuns(NamedTuple):
 
 
 def _log_z_by_annealing(
-    energy: BernoulliRBM | MixedRBM, generator: torch.Generator, n_chains: int
+    energy: Any,
+    generator: torch.Generator,
+    n_chains: int,
+    starts: Sequence[Distribution | None],
 ) -> tuple[float, float, Tensor]:
     """log Z by annealing, infinite where the energy is not finite; its error; draws."""
     u = torch.rand(2 * n_chains, generator=generator, dtype=torch.float64, device=generator.device)
-    runs = _annealed(energy, generator, n_chains, N_BETAS)
+    runs = _annealed(energy, generator, n_chains, N_BETAS, starts)
     if runs is not None and not runs.is_known:
-        runs = _annealed(energy, generator, n_chains, 4 * N_BETAS)
+        runs = _annealed(energy, generator, n_chains, 4 * N_BETAS, starts)
     if runs is None:
-        return math.inf, 0.0, energy.base.sample(len(u), generator)
+        assert starts[0] is not None
+        return math.inf, 0.0, starts[0].sample(len(u), generator)
     draws = runs.x[draw_index(runs.log_weight.softmax(0), u)]
     return runs.log_z.log_mean, runs.log_z.std_error, draws
 
 
 def _annealed(
-    energy: BernoulliRBM | MixedRBM, generator: torch.Generator, n_chains: int, n_betas: int
+    energy: Any,
+    generator: torch.Generator,
+    n_chains: int,
+    n_betas: int,
+    starts: Sequence[Distribution | None],
 ) -> AnnealedRuns | None:
     """Annealing runs that agree, or the one that has found more; None where they are not finite.
 
@@ -147,7 +163,7 @@ def _annealed(
     """
     schedule = Schedule(torch.linspace(0, 1, n_betas).tolist(), [], [])
     runs = []
-    for start in (energy.base, wide_base(energy, energy.base)):
+    for start in starts:
         if start is not None:
             path = annealing_path(energy, start)
             plan = AnnealingPlan(path, Gibbs(), schedule, delta=1.0, generator=generator)

@@ -481,7 +481,8 @@ def test_steps_are_searched_over():
     assert best.chains.n_steps == search.best_params_[f"{step}__chains__n_steps"]
     assert best.sampler.step_size == search.best_params_[f"{step}__sampler__step_size"]
     assert not best.sampler.adapt  # a step that is given is kept
-    assert len(np.unique(search.cv_results_["mean_test_score"])) == 4
+    scores = search.cv_results_["mean_test_score"]
+    assert len(np.unique(scores)) > 1  # those below their base are their base
     assert pipeline[-1].chains == "persistent"  # a search fits clones
     assert pipeline[-1].sampler is None
 

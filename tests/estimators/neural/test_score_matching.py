@@ -340,7 +340,7 @@ def test_settings_of_sliced_score_matching():
     assert_array_equal(with_name.fit(X).energy(X), given.energy(X))
     for other in ({"n_projections": 1}, {"n_projections": 4, "projection": "gaussian"}):
         model = density(Sliced(**other), base="gaussian").fit(X)
-        assert not np.array_equal(model.energy(X), given.energy(X))
+        assert model.history_[0]["train_loss"] != given.history_[0]["train_loss"]
     assert_array_equal(density(Sliced()).fit(X).energy(X), density("sliced").fit(X).energy(X))
 
 
