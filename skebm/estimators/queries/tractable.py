@@ -53,6 +53,7 @@ from skebm.estimators.base import atomic, non_default_parameters, warn_without_e
 from skebm.estimators.queries.joint import Joint
 from skebm.estimators.queries.mixin import QueriesMixin
 from skebm.estimators.tables.bases import complete_numbers
+from skebm.estimators.tables.blocks import check_known
 from skebm.estimators.tables.columns import Coding
 from skebm.estimators.tables.gross import without_gross_rows
 from skebm.estimators.tables.table import Table, column_table, number_table, shown_names
@@ -65,6 +66,9 @@ ROWS_PER_COMPONENT, MOST_COMPONENTS = 100, 40
 # Most rows that kernels are placed at and mixtures are fitted to: scoring a row takes time for
 # each kernel. Most products of an EM step: rows times components times squared columns.
 MOST_ROWS, MOST_WORK = 5000, 4e8
+# Completions of rows with missing entries whose distributions are averaged: one is off by up to a
+# nat a row by its draws.
+N_COMPLETIONS = 3
 # Draws that stand in for training rows where a density is looked for.
 N_REFERENCE = 1000
 # Rows that are scored at a time, a multiple of those of a chunk.
@@ -100,8 +104,8 @@ class TractableDensity(
     modelled by latent classes (:class:`skebm.distributions.LatentClasses`). Entries may be missing
     in `fit`, too. Latent classes are fitted to the known ones by expectation-maximisation. Missing
     numbers are drawn in turn from a mixture of normals and from the distribution itself, given the
-    known ones, and these are fitted to the completed rows (stochastic EM); both assume that entries
-    are missing at random.
+    known ones, and these are fitted to the completed rows (stochastic EM); the model is the average
+    of three such fits. Both assume that entries are missing at random.
 
     Parameters
     ----------
@@ -247,7 +251,9 @@ class TractableDensity(
             check_columns(self, X, reset=True)
             return self._coding.encode(X, 1, type(self).__name__), True
         kind: dict[str, Any] = {"dtype": np.float64, "ensure_all_finite": "allow-nan"}
-        return validate_data(self, X, **kind), has_bits
+        found = validate_data(self, X, **kind)
+        check_known(found, getattr(self, "feature_names_in_", None))
+        return found, has_bits
 
     def _without_effect(self, mixed: bool) -> dict[str, str]:
         """Parameters that were set and are not used, and why."""
@@ -282,11 +288,15 @@ class TractableDensity(
         rows = Rows(x, w, dtype=x.dtype, device=x.device)
         rows.complete((1,) * x.shape[1])
         x = complete_numbers(rows.block(0, len(rows)), known, w, generator)
-        first = self._fit_distribution(x, w, generator)
-        clamp = Clamp(known, x)
-        return self._fit_distribution(
-            clamp.apply(first.given(clamp).sample(generator)), w, generator
-        )
+        found, completed = [], []
+        for _ in range(N_COMPLETIONS):
+            found.append(self._fit_distribution(x, w, generator))
+            completed.append(x)
+            clamp = Clamp(known, x)
+            x = clamp.apply(found[-1].given(clamp).sample(generator))
+        if self.distribution == "gaussian":
+            return Gaussian.fit(torch.cat(completed), w.repeat(N_COMPLETIONS))
+        return Stack(found, torch.full((N_COMPLETIONS,), 1 / N_COMPLETIONS, dtype=x.dtype))
 
     def _fit_distribution(self, x: Tensor, w: Tensor, generator: torch.Generator) -> Distribution:
         if self.distribution == "gaussian":
