@@ -10,8 +10,8 @@ from torch import Tensor
 
 from skebm.distributions._fitting import draw_index
 
-# Components of less weight change no probability that is printed.
-LEAST_WEIGHT = 1e-13
+# Components that have less weight in all are left out.
+LEAST_WEIGHT = 1e-9
 # Halvings of an interval that contains a quantile, after which it is one number.
 MOST_STEPS = 100
 # Numbers that are computed at once.
@@ -75,7 +75,7 @@ class NormalMixtures:
 
     def without_small_weights(self) -> NormalMixtures:
         """The same without components whose weights are negligible, in fewer columns."""
-        kept = self.log_weight > math.log(LEAST_WEIGHT)
+        kept = self.log_weight > math.log(LEAST_WEIGHT / self.log_weight.shape[1])
         n_kept = int(kept.sum(1).max())
         if n_kept == kept.shape[1]:
             return self
@@ -150,16 +150,20 @@ class NormalMixtures:
         high = each.masked_fill(~possible, -math.inf).amax(2)
         ends = low.isinf()  # of probabilities 0 and 1, whose bounds are equal
         low, high = low.masked_fill(ends, 0.0), high.masked_fill(ends, 0.0)
-        x = (low + high) / 2
+        x, tolerance = (low + high) / 2, 1e-13 * self.std[:, None]
+        rows = torch.arange(len(x), device=x.device)
         for _ in range(MOST_STEPS):
-            error = self.cdf(x) - u
-            low, high = torch.where(error < 0, x, low), torch.where(error < 0, high, x)
-            step = x - error / self.log_prob(x).exp()
-            inside = (step > low) & (step < high)
-            new = torch.where(inside, step, (low + high) / 2)
-            moved = (new - x).abs() > 1e-14 * x.abs().clamp_min(1e-300)
-            x = new
-            if not (moved & (error != 0)).any():
+            some, at = self.of_rows(rows), x[rows]
+            error = some.cdf(at) - u[rows]
+            low[rows] = torch.where(error < 0, at, low[rows])
+            high[rows] = torch.where(error < 0, high[rows], at)
+            step = at - error / some.log_prob(at).exp()
+            inside = (step > low[rows]) & (step < high[rows])
+            new = torch.where(inside, step, (low[rows] + high[rows]) / 2)
+            x[rows] = torch.where(ends[rows], at, new)
+            moved = (new - at).abs() > tolerance[rows] + 1e-14 * at.abs()
+            rows = rows[(moved & (error != 0) & ~ends[rows]).any(1)]
+            if not len(rows):
                 break
         return torch.where(ends, torch.where(u > 0.5, math.inf, -math.inf), x)
 

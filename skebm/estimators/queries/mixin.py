@@ -216,6 +216,17 @@ class QueriesMixin(metaclass=abc.ABCMeta):
             Expectation of a number, and of a bit of an array its probability; of categories and
             booleans the most probable level.
         """
+        check_is_fitted(self)
+        (j,) = self._columns("column", column)
+        block, place = self._query_table.entries_of(j)
+        joint = self._joint()
+        if isinstance(block, NumberBlock) and joint.energy is None and joint.base.has_given:
+            x = self._rows_with_holes(X)
+            x[:, place] = torch.nan
+            at, known = block.columns.index(j), ~x.isnan()
+            mean = joint.means(x.nan_to_num(), known, _own_generator(x))[:, place.start]
+            found_mean: np.ndarray = mean.numpy() * block.units.scale[at] + block.units.centre[at]
+            return found_mean
         found = self._conditional(X, column, ROUGH)
         if isinstance(found, LevelConditional) and found.levels.dtype == object:
             return found.mode()

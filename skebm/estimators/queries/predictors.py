@@ -44,6 +44,8 @@ FEWEST_OF_CLASS = 10
 # the fraction that is held out; fewest rows of a choice.
 CANDIDATES = ("stack", "mixture", "gaussian")
 HELD_OUT, FEWEST_ROWS = 0.2, 50
+# Exponents of the densities of classes.
+POWERS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.17, 0.12, 0.08, 0.05)
 NUMBERS_WITH_HOLES: dict[str, Any] = {"dtype": "numeric", "ensure_all_finite": "allow-nan"}
 
 
@@ -366,6 +368,10 @@ class DensityClassifier(ClassifierMixin, JointEstimator):
         Those of the classes, with ``"separate"``.
     class_prior_ : ndarray of shape (n_classes,)
         Shares of the classes, with ``"separate"``.
+    power_ : float
+        Exponent of the densities of the classes, p(y given x) proportional to p(y) p(x given
+        y)^power: chosen by the rows that choose the distribution, as densities of many columns are
+        too sure of classes; otherwise 1.
     n_features_in_, feature_names_in_ : int, ndarray of shape (n_features,)
 
     Examples
@@ -422,19 +428,26 @@ class DensityClassifier(ClassifierMixin, JointEstimator):
         share = np.bincount(codes, weight)
         self.class_prior_ = share / share.sum()
         self.density_ = self.densities_ = None
+        self.power_ = 1.0
         if self._separates(codes):
+            powers = dict.fromkeys(CANDIDATES, 1.0)
 
             def loss(name: str, train: np.ndarray, held_out: np.ndarray) -> float:
                 if np.bincount(codes[train], minlength=len(self.classes_)).min() < 2:
                     return 0.0  # the first one
                 own = None if weight is None else weight[train]
                 models = self._of_classes(name, take_rows(X, train), codes[train], own)
-                found = self._log_probabilities(models, take_rows(X, held_out))
-                of_class = found[np.arange(len(held_out)), codes[held_out]]
                 share = None if weight is None else weight[held_out]
-                return -float(np.average(of_class, weights=share))
+                losses = []
+                for power in POWERS:
+                    found = self._log_probabilities(models, take_rows(X, held_out), power)
+                    of_class = found[np.arange(len(held_out)), codes[held_out]]
+                    losses.append(-float(np.average(of_class, weights=share)))
+                powers[name] = POWERS[int(np.argmin(losses))]
+                return min(losses)
 
             name = self._choose(X, len(codes), loss)
+            self.power_ = powers[name]
             self.densities_ = self._of_classes(name, X, codes, weight)
             return self
         model = self._new_density()
@@ -457,10 +470,10 @@ class DensityClassifier(ClassifierMixin, JointEstimator):
             found.append(self._fit_density(model, take_rows(X, rows), own))
         return found
 
-    def _log_probabilities(self, models: list[Any], X: Any) -> np.ndarray:
+    def _log_probabilities(self, models: list[Any], X: Any, power: float) -> np.ndarray:
         """Log-probabilities of the classes by a density for each, (n, n_classes)."""
         joint = np.stack([one.log_marginal(X).log_prob for one in models], 1)
-        return log_softmax(joint + np.log(self.class_prior_), self.class_prior_)
+        return log_softmax(power * joint + np.log(self.class_prior_), self.class_prior_)
 
     def _separates(self, codes: np.ndarray) -> bool:
         if self.label != "auto":
@@ -496,7 +509,7 @@ class DensityClassifier(ClassifierMixin, JointEstimator):
         """
         X = self._check_rows(X)  # checks that the model is fitted
         if self.densities_ is not None:
-            return self._log_probabilities(self.densities_, X)
+            return self._log_probabilities(self.densities_, X, self.power_)
         assert self.density_ is not None
         tables = [
             self._with_target(X, self._coded(X, np.full(len(X), k)))
