@@ -305,7 +305,7 @@ CASES = {
         "trees": BoostedDensity(**boosted, **few_draws),
         "bounds": BoostedDensity(**boosted, **few_draws, bounds=(-1000, 1000)),
         "float64": BoostedDensity(**boosted, **few_draws, dtype="float64"),
-        "bits": BoostedDensity(**boosted, domain="binary"),
+        "bits": BoostedDensity("independent", **boosted, domain="binary"),
     },
     # Each objective by name or as an object; the modes of each are those of its own estimator.
     NeuralDensity: {

@@ -140,7 +140,9 @@ CASES = {
     "ContrastiveDivergenceDensity": Case(
         ContrastiveDivergenceDensity(**small), tables=("real", "binary")
     ),
-    "BoostedDensity": Case(BoostedDensity(n_iter=20, random_state=0), tables=("real", "binary")),
+    "BoostedDensity": Case(
+        BoostedDensity(learning_rate=0.05, n_iter=20, random_state=0), tables=("real", "binary")
+    ),
     "NCEDensity": Case(NCEDensity(**small), tables=("real", "binary")),
     "NeuralDensity": Case(NeuralDensity(**small, objective="nce"), tables=("real", "binary")),
     "FlowContrastiveDensity": Case(FlowContrastiveDensity(**small | {"n_iter": 1}, n_flow_steps=1)),
