@@ -224,8 +224,9 @@ class RunningTrial:
             return
         net.max_epochs = until - len(net.history)
         # A line search is assessed after each tenth iteration, which takes about as long, and other
-        # trials at their end: on a tree, an assessment takes as long as a hundred steps.
-        net.n_assessments_ = math.ceil(net.max_epochs / 10) if searches else 1
+        # trials as often as the fit: where the rate is too large for it, it is for them.
+        often = self.recipe.n_assessments / self.recipe.plan.n_iter
+        net.n_assessments_ = math.ceil(net.max_epochs * (0.1 if searches else often))
         train_on(net, self.rows)
         self.ended = searches and not net.kept_epoch_ == len(net.history) == until
 

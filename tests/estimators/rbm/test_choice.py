@@ -4,6 +4,7 @@ import copy
 import pickle
 import re
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,7 @@ from sklearn.exceptions import ConvergenceWarning
 from skebm import RBMEstimator
 from skebm.base import Binary, Categorical, Mixed, Real
 from skebm.distributions import IndependentBernoulli
+from skebm.estimators.rbm import choice
 from skebm.estimators.rbm.choice import Trial, candidates, choose_base, is_better, lost
 from skebm.estimators.rbm.safety import pessimistic_log_z
 from skebm.partition import Exact
@@ -498,3 +500,17 @@ def test_few_rows_with_dependences_are_trained_on():
 def test_a_program_that_says_how_to_train_is_followed(params, n, epochs):
     model, x = few(n, d=2, **params)
     assert model.fit(x).n_iter_ == epochs
+
+
+@pytest.mark.parametrize(
+    ("searches", "part", "epochs", "times"),
+    [(False, 0.4, 40, 4), (False, 1, 100, 10), (False, 0.01, 1, 1), (True, 1, 100, 10)],
+)
+def test_a_trial_is_assessed_as_often_as_its_fit(searches, part, epochs, times, monkeypatch):
+    """Twenty times in 200 epochs; of a line search after each tenth iteration."""
+    monkeypatch.setattr(choice, "train_on", lambda net, rows: None)
+    plan = SimpleNamespace(n_iter=200, searches=searches)
+    recipe = SimpleNamespace(plan=plan, n_assessments=20)
+    net = SimpleNamespace(history=[], kept_epoch_=0)
+    choice.RunningTrial(recipe, net, None, 100).go_on(part)
+    assert (net.max_epochs, net.n_assessments_) == (epochs, times)
