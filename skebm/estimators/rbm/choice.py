@@ -274,10 +274,14 @@ class ValidationFits:
             return lost(len(held_out))
         bracket = QUICK_BRACKET if part < 1 else BRACKET
         found = trial_of(one.recipe, one.net, held_out, self.generator, bracket)
+        base = Trial(log_prob_of(one.recipe.base, held_out), 0.0, lambda: 0.0, base=found.base)
+        weight = None if held_out.weight is None else held_out.weight.double()
+        gain = found.gain_over(base, weight).gain
+        if gain < 0:  # a fit would be its base, whose weights are those that it starts from
+            return base
         if one.ended or part == 1 or not one.recipe.plan.searches:
             return found
-        gain = found.log_prob - log_prob_of(one.recipe.base, held_out)
-        return found._replace(left=LEFT_TO_GAIN * max(float(gain.mean()), 0.0))
+        return found._replace(left=LEFT_TO_GAIN * gain)
 
     def _untrained(self, chosen: BaseChoice, train: Rows, held_out: Rows) -> RunningTrial:
         """A candidate before its first epoch."""
