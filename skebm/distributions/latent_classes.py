@@ -40,6 +40,8 @@ MOST_ENTRIES, MOST_WORK, FEWEST_ROWS = 1_000_000, 3e7, 1000
 # Rows that the prior of the parameters of a class is worth, among which held-out rows choose, too:
 # less of it where columns have spikes, as counts have at 0.
 PRIOR_ROWS = (1.0, 0.1)
+# Largest eigenvalue of the correlations from which on a second broad class covers rows along them.
+CORRELATED = 1.1
 # Least variance of a real column in a class, relative to that of the column, and shrinkage of
 # levels towards equal probabilities.
 LEAST_VARIANCE, SHRINKAGE = 1e-3, 1e-3
@@ -193,7 +195,9 @@ class LatentClasses(Distribution):
         """The model and one class more, with the moments of rows and the weight of one row.
 
         Rows between and beside narrow classes are then at most log(n + 1) nats less likely than
-        under independent columns. Rows without numbers, and a model of one class, need none.
+        under independent columns. Of correlated numbers half of that weight is another class whose
+        variances are as many times as large as the largest eigenvalue of the correlations: it
+        covers rows far out along them. Rows without numbers, and a model of one class, need none.
 
         Parameters
         ----------
@@ -205,9 +209,17 @@ class LatentClasses(Distribution):
         rows = _ScaledRows.of(x, self.domain, weight, known)
         p, share = rows.overall(), share_of_a_row(len(rows.w))
         logits = torch.cat([torch.logit(p[: rows.n_bits]), p[rows.n_bits :].log()])
+        wider = [1.0, rows.largest_correlation()]
+        wider = wider if wider[1] >= CORRELATED else wider[:1]
         own = self.log_weights + math.log1p(-share), self.logits, self.mean, self.scale
-        broad = p.new_tensor(math.log(share)), logits, rows.centre, rows.scale
-        both = [torch.cat([a, b[None].to(a)]) for a, b in zip(own, broad, strict=True)]
+        n = len(wider)
+        broad = (
+            p.new_full((n,), math.log(share / n)),
+            logits.expand(n, -1),
+            rows.centre.expand(n, -1),
+            torch.stack([math.sqrt(factor) * rows.scale for factor in wider]),
+        )
+        both = [torch.cat([a, b.to(a)]) for a, b in zip(own, broad, strict=True)]
         return LatentClasses(both[0], self.domain, logits=both[1], mean=both[2], scale=both[3])
 
     # ---------------------------------------------------------------- the distribution
@@ -506,6 +518,11 @@ class _ScaledRows:
             return total.expand(-1, n_discrete), total.expand(-1, self.real.shape[1])
         by_column = weight.t() @ self.known
         return by_column[:, :n_discrete], by_column[:, n_discrete:]
+
+    def largest_correlation(self) -> float:
+        """Largest eigenvalue of the correlations of the real columns: 1 of independent ones."""
+        products = (self.real * self.w[:, None]).t() @ self.real / self.w.sum()
+        return float(torch.linalg.eigvalsh(products)[-1])
 
     def overall(self) -> Tensor:
         """Mean levels of all rows, shrunk so that none is 0."""

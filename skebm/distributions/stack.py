@@ -679,18 +679,35 @@ def with_broad_part(
     """A distribution of real rows, mixed with a normal one that has the moments of rows (n, d).
 
     No row is then much less likely than it is under one normal distribution, however narrow the
-    components of `q` are: by -log `share` nats at most, and d / 2 more with kernels of several
-    scales. By default the normal distribution weighs as much as one row, 1 / (n + 1).
+    components of `q` are: by -log `share` nats at most, and by a few more for the width of the
+    broad part (:func:`covering_normal`), d / 2 with kernels of several scales. By default the
+    normal distribution weighs as much as one row, 1 / (n + 1).
     """
     if isinstance(q, GaussianMixture):
         return q.with_broad_component(x, weight, share=share)
     rows, w = positive_weight_rows(x, weight)
     share = share_of_a_row(len(rows)) if share is None else share
-    broad = Gaussian.fit(rows, w)
+    broad = covering_normal(rows, w)
     if isinstance(q, KernelDensity) and q.mixing_weights is not None:
         return q.with_broad_scale(broad.covariance, share)
     shares = torch.tensor([1 - share, share], dtype=torch.float64, device=x.device)
     return Stack([q, broad.to(x.device, x.dtype)], shares).to(x.device, x.dtype)
+
+
+def covering_normal(x: Tensor, weight: Tensor) -> Gaussian:
+    """A normal distribution whose covariance is in no direction less than that of rows (n, d).
+
+    Shrunk correlations alone make a row far out along correlated columns much less likely than the
+    moments of heavy-tailed rows do.
+    """
+    fitted, rows, w = Gaussian.fit(x, weight), x.double(), weight.double()
+    centred = rows - w @ rows / w.sum()
+    covariance = (centred * w[:, None]).t() @ centred / w.sum()
+    scale_tril = torch.linalg.cholesky(fitted.covariance.double())
+    half = torch.linalg.solve_triangular(scale_tril, covariance, upper=False)
+    relative = torch.linalg.solve_triangular(scale_tril, half.t(), upper=False)
+    largest = float(torch.linalg.eigvalsh((relative + relative.t()) / 2)[-1])
+    return fitted.with_covariance_times(max(1.0, largest))
 
 
 def stacking_weights(log_density: Tensor, weight: Tensor) -> Tensor:

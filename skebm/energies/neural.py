@@ -296,6 +296,9 @@ class NeuralEnergy(Energy):
         Shape in which the network takes rows.
     noise_levels : tuple of float or None, default=None
         Smallest and largest noise level, in units of x.
+    ceiling : float or None, default=None
+        Largest value of f, without noise levels: larger ones are replaced by it, so that no row is
+        made less likely than under q by more than the ceiling and log Z.
 
     References
     ----------
@@ -322,9 +325,10 @@ class NeuralEnergy(Energy):
         *,
         image_shape: tuple[int, ...] | None = None,
         noise_levels: tuple[float, float] | None = None,
+        ceiling: float | None = None,
     ):
         super().__init__()
-        self.network, self.domain, self.base = network, domain, base
+        self.network, self.domain, self.base, self.ceiling = network, domain, base, ceiling
         self.image_shape, self.noise_levels = image_shape, noise_levels
         self.has_gradient = bool(getattr(network, "has_gradient", True))
         self.always_proper = base is not None and not self.has_gradient  # f is bounded
@@ -339,7 +343,7 @@ class NeuralEnergy(Energy):
 
     def forward(self, x: Tensor, cond: Any = None) -> Tensor:
         if self.noise_levels is None:
-            value = self.network(self.as_input(x))
+            value = self.parametric_energy(x)
             return value if self.base is None else value - self.base.log_prob(x)
         sigma, log_sigma, shrink = self._noise_scaling(x, cond)
         value = self.network(self.as_input(x * shrink), log_sigma) / sigma
@@ -347,7 +351,10 @@ class NeuralEnergy(Energy):
 
     def parametric_energy(self, x: Tensor) -> Tensor:
         """The part that depends on the weights: f(x), (n,), or E(x) with noise levels."""
-        return self(x) if self.noise_levels is not None else self.network(self.as_input(x))
+        if self.noise_levels is not None:
+            return self(x)
+        value: Tensor = self.network(self.as_input(x))
+        return value if self.ceiling is None else value.clamp(max=self.ceiling)
 
     def correction(self, x: Tensor) -> Tensor:
         """E(x) + log q(x), (n,): f(x) without noise levels."""
@@ -365,8 +372,19 @@ class NeuralEnergy(Energy):
     def correction_and_grad(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """f(x), (n,), and its gradient, (n, d), without noise levels; detached."""
         with torch.no_grad():
-            value, grad = value_and_input_grad_of(self.network, self.as_input(x))
-        return value.detach(), grad.detach().reshape(x.shape)
+            value, grad = self._correction_and_grad(x)
+        return value.detach(), grad.detach()
+
+    def _correction_and_grad(self, x: Tensor) -> ValueAndInputGrad:
+        """f(x), (n,), and its gradient, (n, d), which is 0 at the ceiling, without noise levels."""
+        value, grad = value_and_input_grad_of(self.network, self.as_input(x))
+        grad = grad.reshape(x.shape)
+        if self.ceiling is None:
+            return ValueAndInputGrad(value, grad)
+        above = value > self.ceiling
+        return ValueAndInputGrad(
+            value.clamp(max=self.ceiling), grad.masked_fill(above[:, None], 0.0)
+        )
 
     def value_and_grad(self, x: Tensor, cond: Any = None) -> tuple[Tensor, Tensor]:
         if torch.is_inference_mode_enabled():
@@ -383,8 +401,7 @@ class NeuralEnergy(Energy):
         `without` are the centres, (n,), that a kernel density as base leaves out.
         """
         if self.noise_levels is None:
-            value, grad = value_and_input_grad_of(self.network, self.as_input(x))
-            grad = grad.reshape(x.shape)
+            value, grad = self._correction_and_grad(x)
             if self.base is None:
                 return ValueAndInputGrad(value, grad)
             if without is None:
@@ -405,7 +422,7 @@ class NeuralEnergy(Energy):
         if self.noise_levels is not None or self.base is None:
             return self.value_and_input_grad(x, cond).grad
         score = self.base.score(x) if without is None else self._kernels.score(x, without)
-        return value_and_input_grad_of(self.network, self.as_input(x)).grad.reshape(x.shape) - score
+        return self._correction_and_grad(x).grad - score
 
     @property
     def _kernels(self) -> KernelDensity:
@@ -424,6 +441,10 @@ class NeuralEnergy(Energy):
         if self.noise_levels is None:
             grad, second = second_derivatives_of(self.network, self.as_input(x), directions)
             grad = grad.reshape(x.shape)
+            if self.ceiling is not None:
+                above = self.network(self.as_input(x)) > self.ceiling
+                grad = grad.masked_fill(above[:, None], 0.0)
+                second = second.masked_fill(above, 0.0)
         else:
             sigma, log_sigma, shrink = self._noise_scaling(x, None)
             grad, second = second_derivatives_of(

@@ -226,6 +226,9 @@ class Guard:
 
     @property
     def below_base(self) -> bool:
-        """Whether the last gain is negative, or less than that of the first weights."""
-        start = 0.0 if self.seldom or self.start is None else self.start.gain
-        return self.shown.get("gain_over_base", start) < start
+        """Whether the last gain is negative, or clearly less than that of the first weights.
+
+        Of weights that no one else judges, by 0.1 nats: less is as good a model.
+        """
+        start = WORTH_A_WARNING if self.seldom or self.start is None else self.start.gain
+        return self.shown.get("gain_over_base", math.inf) < start - WORTH_A_WARNING

@@ -8,7 +8,7 @@ import torch
 from sklearn.mixture import GaussianMixture
 
 from skebm.base import Binary, Categorical, Clamp, Mixed, Real
-from skebm.distributions import LatentClasses
+from skebm.distributions import Gaussian, LatentClasses
 from tests.support.oracle import DOUBLE, log_classes, seeded
 
 MIXED = Mixed((Binary((2,)), Categorical((3,)), Real((1,))))
@@ -184,6 +184,21 @@ def test_a_broad_class_has_the_moments_and_the_weight_of_a_row():
     one = LatentClasses.fit(x, MIXED, n_classes=1)
     assert float((one.log_prob(far) - wider.log_prob(far)).max()) < math.log(502)
     assert one.with_broad_class(x) is one
+
+
+def test_of_correlated_numbers_another_class_covers_rows_along_them():
+    rng = np.random.default_rng(0)
+    x = torch.as_tensor(rng.normal(size=(500, 1)) + 0.3 * rng.normal(size=(500, 3)))
+    wider = LatentClasses.fit(x, Real((3,)), n_classes=2).with_broad_class(x)
+    assert wider.n_classes == 4
+    largest = float(torch.linalg.eigvalsh(torch.corrcoef(x.t()))[-1])
+    ratio = (wider.scale[3] / wider.scale[2]).square()
+    torch.testing.assert_close(ratio, torch.full_like(ratio, largest))
+    log_det = float(torch.logdet(torch.corrcoef(x.t())))
+    normal = Gaussian.fit(x, shrinkage=0.0)
+    far = x * torch.logspace(0, 2, 500)[:, None]
+    lost = float((normal.log_prob(far) - wider.log_prob(far)).max())
+    assert lost < math.log(2 * 501) + 1.5 * math.log(largest) - 0.5 * log_det
 
 
 def test_of_numbers_it_is_a_diagonal_mixture():

@@ -17,6 +17,7 @@ from skebm.distributions import (
     Uniform,
     stack,
 )
+from skebm.distributions.stack import covering_normal
 from skebm.energies import whitening_of
 from tests.distributions.test_kernel import as_mixture, scales
 from tests.distributions.test_kernel import rows as normal_rows
@@ -322,7 +323,9 @@ def test_a_broad_part_bounds_what_a_row_may_lose(fit):
     assert float((normal.log_prob(at) - fit(x).log_prob(at)).max()) < math.log(201) + 1.1
     share = math.exp(-30)
     tiny = stack.with_broad_part(KernelDensity.fit(x), x, share=share)
-    assert float((normal.log_prob(at) - tiny.log_prob(at)).max()) <= 30 + 1e-6
+    wider = covering_normal(x, torch.ones(len(x)))  # and thus less dense in its centre
+    lost = float((normal.log_prob(at) - tiny.log_prob(at)).max())
+    assert lost <= 30 + float(wider.log_volume() - normal.log_volume()) + 1e-6
 
 
 def test_many_rows_are_subsampled(monkeypatch):
@@ -371,3 +374,14 @@ def test_a_pair_of_stacks_is_that_of_separate_fits():
         assert [type(part) for part in pair.parts] == [type(part) for part in single.parts]
         torch.testing.assert_close(pair.log_prob(x), single.log_prob(x))
     assert not any(isinstance(part, KernelDensity) for part in mixtures.parts)
+
+
+def test_a_covering_normal_is_nowhere_narrower_than_the_rows():
+    """Of heavy tails, whose correlations are shrunk most."""
+    x = torch.randn(40, 4, dtype=DOUBLE, generator=seeded())
+    x = x / torch.rand(40, 1, dtype=DOUBLE, generator=seeded(1)) + 3 * x[:, :1]
+    w = torch.ones(40, dtype=DOUBLE)
+    covariance = torch.cov(x.t(), correction=0)
+    shrunk, wide = Gaussian.fit(x).covariance, covering_normal(x, w).covariance
+    assert float(torch.linalg.eigvalsh(shrunk - covariance)[0]) < -1e-3
+    assert float(torch.linalg.eigvalsh(wide - covariance)[0]) > -1e-8 * float(wide.diagonal().max())

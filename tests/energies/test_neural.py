@@ -8,8 +8,9 @@ import pytest
 import torch
 from sklearn.exceptions import ConvergenceWarning
 
-from skebm.base import Clamp
-from skebm.distributions import Distribution, Uniform
+from skebm.base import Clamp, Real
+from skebm.distributions import Distribution, Gaussian, Uniform
+from skebm.energies import NeuralEnergy
 from skebm.partition import AIS, AISBracket, Exact
 from skebm.samplers import DiscreteLangevin, GibbsWithGradients
 from tests.support.networks import BIT_BASES, binary, one_hot
@@ -220,3 +221,20 @@ def test_scores_of_tabulated_bases_are_flip_differences():
 
     tree = BIT_BASES["tree"](5)
     torch.testing.assert_close(Table(tree).score(bits(5)), tree.score(bits(5)))
+
+
+@pytest.mark.parametrize("ceiling", [None, 0.3])
+def test_derivatives_are_those_of_the_network_up_to_its_ceiling(ceiling):
+    base = Gaussian(torch.zeros(3, dtype=DOUBLE), torch.ones(3, dtype=DOUBLE))
+    network = torch.nn.Sequential(torch.nn.Linear(3, 1, dtype=DOUBLE), torch.nn.Flatten(0))
+    energy = NeuralEnergy(network, Real((3,)), base, ceiling=ceiling)
+    x = 3 * torch.randn(50, 3, dtype=DOUBLE, generator=seeded()).requires_grad_()
+    f = network(x) if ceiling is None else network(x).clamp(max=ceiling)
+    assert ceiling is None or 0 < int((f == ceiling).sum()) < 50
+    torch.testing.assert_close(energy(x), f - base.log_prob(x))
+    torch.testing.assert_close(energy.correction(x), f)
+    (grad,) = torch.autograd.grad(energy(x).sum(), x)
+    torch.testing.assert_close(energy.value_and_grad(x)[1], grad)
+    torch.testing.assert_close(energy.input_grad(x), grad)
+    (of_f,) = torch.autograd.grad(f.sum(), x, allow_unused=True)
+    torch.testing.assert_close(energy.correction_and_grad(x)[1], of_f)

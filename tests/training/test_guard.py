@@ -533,8 +533,8 @@ def guarded(gains, error, *, ended_early=True):
         ([0.3, 0.4, 0.5], 0.35, True, 2),  # which may have been above the base
         ([0.3, 0.4, 0.4], 0.25, True, 0),
         ([0.0, 0.1, 0.2, 0.1], 0.25, False, None),
-        ([0.0, 0.1, 0.2, -0.1], 0.35, False, 2),  # below the start
-        ([0.0, 0.1, 0.1, -0.1], 0.35, False, 0),  # so that the best is kept, or else the start
+        ([0.0, 0.1, 0.2, -0.15], 0.35, False, 2),  # below the start
+        ([0.0, 0.1, 0.1, -0.15], 0.35, False, 0),  # so that the best is kept, or else the start
         ([0.0, 0.5, 0.1], 0.15, False, 1),  # clearly better than the last
         ([0.0, -0.5], 0.1, False, 0),
         ([], 0.1, True, None),

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from skebm._validation import HasMethods, Interval, StrOptions, draw_seed
 from skebm.base import Binary, Domain, Mixed, Objective, PairwiseEnergy, Sampler, sampling
 from skebm.base import Real as RealDomain
+from skebm.base.domains import parts_of
 from skebm.distributions import Affine, Distribution, NormalizingFlow
 from skebm.energies import (
     MLP,
@@ -82,6 +83,9 @@ COVERED, REPEATED, UNEVEN = 0.1, 5, 0.5
 # Fraction of the rows within reach of a network that corrects a flow: draws of the flow are too
 # rare near the others to constrain the network there.
 REACH = 0.99
+# Nats by which a trained network may make a row less likely than its base, and training rows by
+# which that is known.
+MOST_LOST, N_OF_CEILING = 30.0, 1000
 # Rows for which the values of an untrained network are checked.
 N_TRIED = 256
 # Second derivatives that are computed at once.
@@ -167,9 +171,12 @@ class Rule(abc.ABC):
         Whether the model is the density of rows with the noise of training.
     levels : tuple of float or None
         Smallest and largest noise level of an energy with several.
+    has_ceiling : bool
+        Whether the trained network is bounded above, so that no row is as good as impossible.
     """
 
     sampler: Sampler
+    has_ceiling: bool = False
     holds_out: bool = True
     knows_noise: bool = True
     levels: tuple[float, float] | None = None
@@ -271,11 +278,14 @@ class NeuralFamily(Family, JointModel):
         A copy of the parameter `network`.
     noise : ndarray of shape (d,) or None
         Noise level of training, in units of the energy.
+    ceiling : float or None
+        Largest value of the network in the trained model.
     """
 
     rule: Rule
     network_config: Any
     noise: np.ndarray | None
+    ceiling: float | None = None
     checks_base: ClassVar[bool] = False
 
     # ---------------------------------------------------------------- building
@@ -357,13 +367,20 @@ class NeuralFamily(Family, JointModel):
             return noisy
         like = next(trained.parameters())
         clean = recipe.base.clean.to(like.device, like.dtype)
-        return _with_parts(recipe.table, noisy.network, clean)
+        return self._with_parts(recipe.table, noisy.network, clean)
 
     def noisy_energy(self, recipe: NeuralRecipe, trained: NeuralEnergy) -> NeuralEnergy:
         """The energy of noisy rows, with what the rule makes of the trained network."""
         network = self.rule.model_network(trained.network)
-        unchanged = network is trained.network
-        return trained if unchanged else _with_parts(recipe.table, network, trained.base)
+        unchanged = network is trained.network and self.ceiling is None
+        return trained if unchanged else self._with_parts(recipe.table, network, trained.base)
+
+    def _with_parts(
+        self, table: Table, network: nn.Module, base: Distribution | None
+    ) -> NeuralEnergy:
+        """The energy of a single level with another network or base."""
+        kind: dict[str, Any] = {"image_shape": table.image_shape, "ceiling": self.ceiling}
+        return energy_of(network, table.domain, base, **kind).eval()
 
     @property
     def sigma(self) -> Tensor | None:
@@ -391,7 +408,24 @@ class NeuralFamily(Family, JointModel):
         self.rule.check_trained(net, rows)
 
     def finalise(self, recipe: NeuralRecipe, net: EnergyNet, rows: Rows) -> NeuralFamily:
-        return replace(self, rule=self.rule.after_training(recipe, net, rows))
+        found = replace(self, rule=self.rule.after_training(recipe, net, rows))
+        return replace(found, ceiling=self._ceiling(recipe, net.module_.energy, rows))
+
+    def _ceiling(self, recipe: NeuralRecipe, trained: Any, rows: Rows) -> float | None:
+        """Value of the network that makes a row less likely than its base by `MOST_LOST` nats.
+
+        For a row is as much more likely than by the base as the value is below minus log Z, and
+        training rows are, on average, no less likely than by it. None for images, for noise of
+        several levels and where no column is a number.
+        """
+        numbers = any(isinstance(part, RealDomain) for part in parts_of(recipe.table.domain))
+        plain = recipe.table.image_shape is None and self.rule.levels is None
+        if not (numbers and plain and self.rule.has_ceiling) or recipe.base.noisy is None:
+            return None
+        index = torch.linspace(0, len(rows) - 1, min(len(rows), N_OF_CEILING))
+        with torch.no_grad(), sampling(trained):
+            value = trained.parametric_energy(rows.take(index.long().to(rows.device))).double()
+        return float(value.median()) + MOST_LOST
 
     def partition_input(
         self, recipe: NeuralRecipe, name: str, energy: Any, net: EnergyNet, reference: Tensor
@@ -446,11 +480,6 @@ def derivatives(
     both = rows.map(derivatives_at, energy.domain.n_columns).double().numpy()
     table.check_finite(both, rows, "the derivatives of log p")
     return both[:, :-1], both[:, -1]
-
-
-def _with_parts(table: Table, network: nn.Module, base: Distribution | None) -> NeuralEnergy:
-    """The energy of a single level with another network or base."""
-    return energy_of(network, table.domain, base, image_shape=table.image_shape).eval()
 
 
 def check_initial_values(energy: Any, rows: Rows) -> None:

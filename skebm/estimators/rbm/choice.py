@@ -224,8 +224,9 @@ class RunningTrial:
             return
         net.max_epochs = until - len(net.history)
         # A line search is assessed after each tenth iteration, which takes about as long, and other
-        # trials at their end: on a tree, an assessment takes as long as a hundred steps.
-        net.n_assessments_ = math.ceil(net.max_epochs / 10) if searches else 1
+        # trials as often as the fit: where the rate is too large for it, it is for them.
+        often = self.recipe.n_assessments / self.recipe.plan.n_iter
+        net.n_assessments_ = math.ceil(net.max_epochs * (0.1 if searches else often))
         train_on(net, self.rows)
         self.ended = searches and not net.kept_epoch_ == len(net.history) == until
 
@@ -273,10 +274,14 @@ class ValidationFits:
             return lost(len(held_out))
         bracket = QUICK_BRACKET if part < 1 else BRACKET
         found = trial_of(one.recipe, one.net, held_out, self.generator, bracket)
+        base = Trial(log_prob_of(one.recipe.base, held_out), 0.0, lambda: 0.0, base=found.base)
+        weight = None if held_out.weight is None else held_out.weight.double()
+        gain = found.gain_over(base, weight).gain
+        if gain < 0:  # a fit would be its base, whose weights are those that it starts from
+            return base
         if one.ended or part == 1 or not one.recipe.plan.searches:
             return found
-        gain = found.log_prob - log_prob_of(one.recipe.base, held_out)
-        return found._replace(left=LEFT_TO_GAIN * max(float(gain.mean()), 0.0))
+        return found._replace(left=LEFT_TO_GAIN * gain)
 
     def _untrained(self, chosen: BaseChoice, train: Rows, held_out: Rows) -> RunningTrial:
         """A candidate before its first epoch."""

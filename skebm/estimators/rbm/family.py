@@ -511,7 +511,7 @@ def design_recipe(
         first, found = chosen, recipe_of(chosen)
         if found.guard_seed is not None:
             return going_on_from(trial, found, own_epochs=asked_steps(estimator).n_iter != "auto")
-        if found.plan.searches:
+        if found.plan.searches and trial.net is not None:
             return search_going_on_from(trial, found)
     return trials.by_halves(found, first, rows) if found.family.by_halves else found
 

@@ -4,6 +4,7 @@ import copy
 import pickle
 import re
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,7 @@ from sklearn.exceptions import ConvergenceWarning
 from skebm import RBMEstimator
 from skebm.base import Binary, Categorical, Mixed, Real
 from skebm.distributions import IndependentBernoulli
+from skebm.estimators.rbm import choice
 from skebm.estimators.rbm.choice import Trial, candidates, choose_base, is_better, lost
 from skebm.estimators.rbm.safety import pessimistic_log_z
 from skebm.partition import Exact
@@ -293,6 +295,12 @@ def test_what_is_costed_is_what_is_tried(n, monkeypatch):
     assert model._recipe.family.learning == "exact"
 
 
+def clusters_of_bits(n, seed=0):
+    """All columns depend on one hidden variable, which a tree has not."""
+    random = np.random.default_rng(seed)
+    return (random.random((n, 10)) < 0.15 + 0.7 * random.integers(0, 2, (n, 1))).astype(float)
+
+
 def exact_mean(energy, x):
     """Mean log-likelihood of rows."""
     with torch.no_grad():
@@ -312,8 +320,8 @@ def exact_mean(energy, x):
 )
 def test_a_model_is_not_below_the_trial_that_chose_it(harm, said, monkeypatch):
     """What training after the trial makes of it is judged by rows that neither has seen."""
-    monkeypatch.setattr("skebm.estimators.rbm.family.ENOUGH_STEPS", 300)
-    x, ends, train = chain_of_bits(), [], EnergyNet.partial_fit
+    monkeypatch.setattr("skebm.estimators.rbm.family.ENOUGH_STEPS", 1000)
+    x, ends, train = clusters_of_bits(300), [], EnergyNet.partial_fit
 
     def harmed(self, rows, *args, **kwargs):
         found = train(self, rows, *args, **kwargs)
@@ -334,7 +342,7 @@ def test_a_model_is_not_below_the_trial_that_chose_it(harm, said, monkeypatch):
     texts = [str(one.message) for one in caught if "The model is that of the trial" in str(one)]
     assert len(texts) == bool(said)
     assert all(re.search(said, text) for text in texts)
-    (end,), test = ends, chain_of_bits(seed=1)
+    (end,), test = ends, clusters_of_bits(1000, seed=1)
     if harm != np.inf:
         assert (exact_mean(model.energy_, test) > exact_mean(end, test) + 0.1) is bool(said)
     assert model._recipe.trial is None
@@ -498,3 +506,35 @@ def test_few_rows_with_dependences_are_trained_on():
 def test_a_program_that_says_how_to_train_is_followed(params, n, epochs):
     model, x = few(n, d=2, **params)
     assert model.fit(x).n_iter_ == epochs
+
+
+@pytest.mark.parametrize(
+    ("searches", "part", "epochs", "times"),
+    [(False, 0.4, 40, 4), (False, 1, 100, 10), (False, 0.01, 1, 1), (True, 1, 100, 10)],
+)
+def test_a_trial_is_assessed_as_often_as_its_fit(searches, part, epochs, times, monkeypatch):
+    """Twenty times in 200 epochs; of a line search after each tenth iteration."""
+    monkeypatch.setattr(choice, "train_on", lambda net, rows: None)
+    plan = SimpleNamespace(n_iter=200, searches=searches)
+    recipe = SimpleNamespace(plan=plan, n_assessments=20)
+    net = SimpleNamespace(history=[], kept_epoch_=0)
+    choice.RunningTrial(recipe, net, None, 100).go_on(part)
+    assert (net.max_epochs, net.n_assessments_) == (epochs, times)
+
+
+@pytest.mark.parametrize(("gain", "is_base"), [(-0.5, True), (0.5, False)])
+def test_a_trial_below_its_base_is_worth_the_base(gain, is_base, monkeypatch):
+    """As a fit that ends below it is its base, and its start is better than those weights."""
+    base = IndependentBernoulli(torch.zeros(4, dtype=torch.float64))
+    x = torch.zeros(30, 4, dtype=torch.float64)
+    rows = Rows(x, dtype=torch.float64, device=x.device)
+    of_base, net = base.log_prob(rows.x), object()
+    below = Trial(of_base + gain, 0.1, lambda: 0.0, net, base)
+    monkeypatch.setattr(choice, "trial_of", lambda *args: below)
+    running = choice.RunningTrial(SimpleNamespace(base=base), net, rows, 1, ended=True)
+    running.go_on = lambda part: None
+    fits = choice.ValidationFits(None, None, None, None, begun={"any": running})
+    found = fits.trial("any", rows, rows, 1.0)
+    torch.testing.assert_close(found.log_prob, of_base if is_base else of_base + gain)
+    assert (found.net is None) == is_base
+    assert found.base is base

@@ -267,10 +267,13 @@ def test_training_ends_early_only_where_every_gain_is_known():
     assert not after(gains).is_exhausted(60, 0, 60, 2)
 
 
-def test_models_that_are_assessed_seldom_do_not_end_below_their_base():
+def test_models_do_not_end_below_their_base_or_their_start():
     assert after([0.0, 0.2, -0.1]).below_base
     assert not after([0.0, 0.2, 0.1]).below_base
-    assert not after([0.0, 0.2, -0.1], seldom=False).below_base
+    assert after([0.0, 0.2, -0.15], seldom=False).below_base
+    assert not after([0.0, 0.2, -0.05], seldom=False).below_base  # as good a model
+    assert after([0.3, 0.4, 0.15], seldom=False).below_base
+    assert not after([0.3, 0.4, 0.2]).below_base  # the base is what is left of it
     assert not Guard(seldom=True).below_base  # nothing is known
 
 
@@ -539,11 +542,11 @@ def test_training_that_has_not_converged_says_so(bits):
     history = [{"gain_over_base": 0.1 * k, "gain_error": 0.01} if k % 2 else {} for k in range(40)]
     net = SimpleNamespace(history=history, n_before_=0, note_="", max_epochs=40)
     with pytest.warns(ConvergenceWarning, match="n_iter"):
-        recipe.family.check_trained(recipe, net, bits)
+        recipe.check_trained(net, bits)
     with warnings.catch_warnings():
         warnings.simplefilter("error", ConvergenceWarning)
         noted = SimpleNamespace(**vars(net) | {"note_": "There is one."})
-        recipe.family.check_trained(recipe, noted, bits)
+        recipe.check_trained(noted, bits)
 
 
 @pytest.mark.parametrize(
@@ -559,7 +562,7 @@ def test_training_that_has_not_left_its_base_says_so(bits, gain, error, n_iter, 
     net = SimpleNamespace(history=history, n_before_=0, note_="", max_epochs=n_iter)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        recipe.family.check_trained(recipe, net, bits)
+        recipe.check_trained(net, bits)
     said = [str(w.message) for w in caught]
     assert len(said) == warns
     assert all(f"Set n_iter to {-(-10_000 // per_epoch)} or more." in text for text in said)

@@ -140,6 +140,7 @@ class LikelihoodRule(ChainRule):
     chains: ChainPolicy
     settings: Likelihood
     anneal: tuple[float, int]
+    has_ceiling = True
 
     def objective(self, energy: NeuralEnergy, sigma: Tensor | None) -> Objective:
         asked = self.settings
@@ -162,6 +163,7 @@ class DiscrepancyRule(ChainRule):
 
     sampler: Sampler
     settings: Discrepancy
+    has_ceiling = True
     holds_out = False
 
     def objective(self, energy: NeuralEnergy, sigma: Tensor | None) -> Objective:

@@ -38,6 +38,7 @@ class FlowRule(Rule):
 
     sampler: Sampler
     reach: float | None
+    has_ceiling = True
 
     def network(self, config: Any, spec: Spec) -> nn.Module:
         return confine(build_network(config, spec), self.reach)

@@ -100,6 +100,7 @@ class NoiseRule(ChainRule):
     path: Path | None
     reach: float | None
     discrete: bool
+    has_ceiling = True
 
     @property
     def n_bridges(self) -> int:

@@ -86,6 +86,7 @@ class MatchingRule(Rule):
     sliced: Sliced
     leaves_out: bool
     levels: tuple[float, float] | None = None
+    has_ceiling = True
 
     @property
     def holds_out(self) -> bool:  # type: ignore[override]

@@ -100,8 +100,8 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
         Maximum number of pairs per step; ``"auto"`` is a twentieth of the pairs, between 100 and
         500. The gradients of smaller batches are noisy, and relations may not be learned.
     n_iter : int or "auto", default="auto"
-        Number of epochs; ``"auto"`` amounts to 2,000 steps, and at most 200 epochs. 0 leaves the
-        base: independent columns of y.
+        Number of epochs; ``"auto"`` amounts to 2,000 steps, and at most 200 epochs, and to up to
+        eight times as many while held-out pairs gain. 0 leaves the base: independent columns of y.
     n_gibbs : int, default=1
         Gibbs steps of contrastive divergence.
     verbose : int, default=0
