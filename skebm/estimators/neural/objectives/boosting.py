@@ -165,7 +165,7 @@ class Boosting(NeuralObjective):
         train, held_out = rows.split(n, generator)
         growth = Growth(self.max_leaf_nodes, self.l2_regularization, self.min_samples_leaf)
         settings = BoostingSettings(float(model.learning_rate), n_iter, growth)
-        # The base has seen the rows that judge, so that their gain is too small if anything: where
+        # The base has seen the rows that judge, so that their gain may be too small: where
         # it is peaked at them, draws of it are near them, and no rows that trees are grown on.
         base: Any = start.bases.noisy
         base = base.to(rows.device, rows.dtype)
