@@ -12,8 +12,8 @@ from skebm import (
 )
 from skebm._validation import distinct_numbers_of, distinct_pairs, sample_that_varies, that_vary
 from skebm.distributions import Gaussian, GaussianMixture, KernelDensity, LowRankMixture
-from skebm.estimators import tractable
 from skebm.estimators.outlier import product
+from skebm.estimators.queries import tractable
 from tests.support.tiers import full, leading, only_full
 
 RNG = np.random.default_rng(0)

@@ -22,8 +22,6 @@ chapter.
 # e^{\mathrm{logits}_y(x)}`. ``energy_net`` may return any torch module.
 # Dropout, which the book does not use, is inactive while chains are run.
 
-import warnings
-
 import numpy as np
 import torch
 from sklearn.datasets import load_digits
@@ -71,10 +69,8 @@ model = JEMClassifier(
 # Each call of ``partial_fit`` trains for one epoch. After each epoch, both
 # terms of the book's objective are computed on validation rows: the
 # cross-entropy, and the difference of the mean energies of rows and chains,
-# which replaces :math:`L_{gen}` because Z is not known. ``partial_fit``
-# holds out no rows and says so once; here the validation rows are scored.
+# which replaces :math:`L_{gen}` because Z is not known.
 
-warnings.filterwarnings("ignore", "partial_fit holds out no rows")
 generator = torch.Generator().manual_seed(0)
 
 

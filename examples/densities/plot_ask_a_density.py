@@ -12,6 +12,8 @@ one column, which wines to expect, and what the missing entries are.
 # The table
 # ---------
 
+# sphinx_gallery_thumbnail_number = 1
+
 import matplotlib.pyplot as plt
 import numpy as np
 from sklearn.datasets import load_wine
@@ -89,4 +91,4 @@ right.scatter(
 )
 right.scatter(np.full(200, 14.0), drawn[:, 1], s=8, alpha=0.5)
 right.set(xlabel="alcohol", ylabel="color intensity")
-figure.tight_layout()
+plt.show()

@@ -486,7 +486,7 @@ class BaseEBM(DocLinkMixin, SourceMixin, TasksMixin, BaseEstimator, abc.ABC):
         # What is fitted before training, or chosen, is by a sample of the rows of a file.
         recipe = self._design(train.subsample(seed), table, before, streaming=streaming)
         warn_without_effect(recipe.without_effect(non_default_parameters(self)))
-        if streaming and before is None:
+        if streaming and before is None and recipe.family.has_guard(recipe):
             warn_of_stream()
         family = recipe.family
         net = recipe.plan.net(

@@ -189,6 +189,10 @@ class Family(abc.ABC):
 
     # ---------------------------------------------------------------- held-out rows
 
+    def has_guard(self, recipe: Any) -> bool:
+        """Whether a fit to enough rows holds some out to guard its training."""
+        return True
+
     def hold_out(
         self, recipe: Any, rows: Rows, generator: torch.Generator
     ) -> tuple[Rows, Rows | None]:

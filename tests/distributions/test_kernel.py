@@ -309,7 +309,7 @@ def test_conditionals_of_many_rows_are_processed_in_chunks(name, monkeypatch):
     mask = torch.rand(50, 3, generator=seeded(2)) < 0.5
     clamp = Clamp(mask, x)
     mean, draws = noise.given(clamp).mean, noise.given(clamp).sample(seeded(3))
-    monkeypatch.setattr("skebm.distributions.conditionals.CHUNK", 30 * 7)
+    monkeypatch.setattr("skebm.distributions.conditionals.given.CHUNK", 30 * 7)
     torch.testing.assert_close(noise.given(clamp).mean, mean)
     torch.testing.assert_close(noise.given(clamp).sample(seeded(3)), draws)
     empty = noise.given(Clamp(mask[:0], x[:0]))

@@ -13,6 +13,7 @@ from skebm import (
     EnergyOutlierDetector,
     ProductOfDensities,
     RBMEstimator,
+    ScoreMatchingDensity,
     SequenceOutlierDetector,
     TableEncoder,
     TemporalRBM,
@@ -32,11 +33,15 @@ TEXT = pd.DataFrame(X, columns=list("abc")).assign(a=["red", "blue"] * 20)
 TAKE_MISSING = {
     "DeepBeliefNetwork",
     "DeepBoltzmannMachine",
+    "DensityClassifier",
+    "DensityImputer",
+    "DensityRegressor",
     "EnergyOutlierDetector",
     "RBMEstimator",
     "SpikeSlabRBM",
     "SubspaceRBM",
     "TableEncoder",
+    "TractableDensity",
     "Windows",
 }
 TAKE_NO_TEXT = [
@@ -48,7 +53,6 @@ TAKE_NO_TEXT = [
     "ProductOfDensities",
     "ScoreMatchingDensity",
     "SpikeSlabRBM",
-    "TractableDensity",
 ]
 
 
@@ -56,7 +60,8 @@ def fit(cls, rows):
     model = cls(TemporalRBM()) if cls is SequenceOutlierDetector else cls()
     if cls.__name__ in ("GatedRBM", "ConditionalDensity"):
         return model.fit(rows, rows)
-    return model.fit(rows, Y) if hasattr(cls, "predict_proba") else model.fit(rows)
+    has_target = hasattr(cls, "predict_proba") or cls.__name__.endswith("Regressor")
+    return model.fit(rows, Y) if has_target else model.fit(rows)
 
 
 def named(cls):
@@ -137,9 +142,9 @@ def test_the_recipe_works():
 
 def test_the_message_is_of_the_estimator_and_names_the_column():
     with pytest.raises(
-        ValueError, match="make_pipeline\\(TableEncoder\\(\\), TractableDensity"
+        ValueError, match="make_pipeline\\(TableEncoder\\(\\), ScoreMatchingDensity"
     ) as e:
-        TractableDensity().fit(TEXT)
+        ScoreMatchingDensity().fit(TEXT)
     assert "Column 'a' holds text" in str(e.value)
     with pytest.raises(ValueError, match="infinity"):  # which no encoder mends
-        TractableDensity().fit(np.where(X == 1, np.inf, X))
+        ScoreMatchingDensity().fit(np.where(X == 1, np.inf, X))

@@ -33,7 +33,7 @@ from skebm.distributions import (
     Uniform,
 )
 from skebm.energies import MLP
-from skebm.estimators import tractable
+from skebm.estimators.queries import tractable
 from tests.support.discovery import walk
 from tests.support.oracle import (
     DOUBLE,

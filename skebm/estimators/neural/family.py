@@ -321,6 +321,9 @@ class NeuralFamily(Family, JointModel):
     def initialise(self, recipe: NeuralRecipe, energy: Any, rows: Rows) -> None:
         check_initial_values(energy, rows)
 
+    def has_guard(self, recipe: NeuralRecipe) -> bool:
+        return self.rule.holds_out
+
     def hold_out(
         self, recipe: NeuralRecipe, rows: Rows, generator: torch.Generator
     ) -> tuple[Rows, Rows | None]:

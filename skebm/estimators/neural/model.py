@@ -278,7 +278,7 @@ def _far_rows_named(table: Table, x: Tensor, number: Callable[[int], int]) -> It
     far = is_far(x)
     try:
         yield
-    except ValueError:
+    except (ValueError, FloatingPointError):
         if far.any():
             row = int(far.int().argmax())
             table.refuse_row(x[row : row + 1], number(row), "no chain can start")

@@ -11,6 +11,7 @@ from sklearn.impute import MissingIndicator
 from skebm._validation import (
     StrOptions,
     check_columns,
+    check_container,
     check_is_fitted,
     check_random_state,
     fit_context,
@@ -139,6 +140,7 @@ class DensityImputer(TransformerMixin, DocLinkMixin, TasksMixin, BaseEstimator):
 
     def _checked(self, X: Any, *, reset: bool) -> Any:
         """Validated X, a frame as it is."""
+        check_container(X)
         if is_frame(X):
             check_columns(self, X, reset=reset)
             return X

@@ -339,8 +339,7 @@ class QueriesMixin(metaclass=abc.ABCMeta):
             Known entries are unchanged. In frames, columns of integers and booleans are rounded.
         """
         check_is_fitted(self)
-        how = "draw" if how == "sample" else how
-        check_imputation(how, n_draws, n_steps)
+        how = checked_how(how, n_draws, n_steps)
         Xv = self._query_input(X)
         x, generator = self._rows_of_input(Xv), self._query_generator(random_state)
         with torch.no_grad():
@@ -445,8 +444,12 @@ def _check_no_one_hot(block: ColumnBlock) -> None:
         )
 
 
-def check_imputation(how: str, n_draws: int | None, n_steps: int | None) -> None:
-    """Raise `ValueError` that names the argument of `impute` that is wrong."""
+def checked_how(how: str, n_draws: int | None, n_steps: int | None) -> str:
+    """The parameter `how` of `impute`; `ValueError` that names an argument that is wrong.
+
+    "sample" is another word for "draw".
+    """
+    how = "draw" if how == "sample" else how
     if n_steps is not None:
         whole_number("n_steps", n_steps, 1)
     if how not in HOW:
@@ -455,3 +458,4 @@ def check_imputation(how: str, n_draws: int | None, n_steps: int | None) -> None
         whole_number("n_draws", n_draws, 1)
         if how != "draw":
             raise ValueError(f'n_draws={n_draws} is for how="draw": there is one {how}.')
+    return how

@@ -18,6 +18,7 @@ from skebm._validation import (
     StrOptions,
     boolean_columns,
     check_columns,
+    check_container,
     check_is_fitted,
     check_labels,
     check_random_state,
@@ -94,6 +95,7 @@ class JointEstimator(DocLinkMixin, TasksMixin, BaseEstimator, abc.ABC):
 
     def _check_rows_of_fit(self, X: Any) -> Any:
         """Rows of a fit, a frame as it is."""
+        check_container(X)
         if _has_names(X):
             check_columns(self, X, reset=True)
             return X

@@ -344,6 +344,8 @@ class TractableDensity(
         return validate_data(self, X, reset=False, **kind)
 
     def _rows_of_input(self, X: Any) -> Tensor:
+        if not self._table.discrete:  # numbers are rows as they are
+            return torch.tensor(X)
         found = self._table.rows(X, device=torch.device("cpu"), dtype=torch.float64)
         return found.block(0, len(found))
 

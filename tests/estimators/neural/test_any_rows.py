@@ -506,7 +506,8 @@ def test_rows_that_are_not_one_hot(row):
 def test_values_that_are_not_finite(value):
     model, bad = trained("bits"), binary_rows()
     bad[3, 1] = value
-    for ask in (density(domain="binary").fit, density().fit, model.partial_fit, model.score):
+    asks = density(domain="binary").fit, density().fit, model.partial_fit, model.predict
+    for ask in asks:
         with pytest.raises(ValueError, match="NaN|infinity"):
             ask(bad)
     if np.isinf(value):

@@ -22,8 +22,8 @@ from sklearn.preprocessing import MinMaxScaler, StandardScaler
 from skebm import EnergyOutlierDetector, ProductOfDensities, RBMEstimator, TractableDensity
 from skebm.distributions import KernelDensity as Kernels
 from skebm.distributions import SignedLog
-from skebm.estimators import tractable
 from skebm.estimators.outlier.product import default_experts
+from skebm.estimators.queries import tractable
 from tests.support.checks import parametrize_with_checks
 from tests.support.tiers import leading
 

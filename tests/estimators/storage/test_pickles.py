@@ -19,6 +19,9 @@ from skebm import (
     ContrastiveDivergenceDensity,
     DeepBeliefNetwork,
     DeepBoltzmannMachine,
+    DensityClassifier,
+    DensityImputer,
+    DensityRegressor,
     EnergyOutlierDetector,
     FlowContrastiveDensity,
     GatedRBM,
@@ -109,6 +112,9 @@ CASES = {
         alone(reals),
         0,
     ),
+    "regressor": (DensityRegressor(TractableDensity("gaussian")), labelled(reals), 0),
+    "density classifier": (DensityClassifier(TractableDensity("gaussian")), labelled(reals), 0),
+    "imputer": (DensityImputer(TractableDensity("gaussian")), alone(reals), 0),
     "boosted": (BoostedDensity("gaussian", n_iter=2, random_state=0), alone(reals), 0),
     "flow-contrastive": (
         FlowContrastiveDensity(**few | {"network": MLP((4,))}, n_flow_steps=1),
@@ -239,6 +245,9 @@ def statistic(model):
         return model.score_samples(bits(20)[:, :3], bits(20)[:, 3:])
     if isinstance(model, TemporalRBMClassifier):
         return model.predict_proba(bits(20))
+    if isinstance(model, DensityRegressor | DensityClassifier | DensityImputer):
+        ask = "transform" if isinstance(model, DensityImputer) else "predict"
+        return getattr(model, ask)(reals(20))
     if isinstance(model, ProductOfDensities | TractableDensity):
         return model.score_samples(reals(20))
     return model.decision_function(bits(20))
