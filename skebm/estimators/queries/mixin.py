@@ -184,7 +184,7 @@ class QueriesMixin(metaclass=abc.ABCMeta):
 
     def _conditional(self, X: Any, column: str | int, tolerance: float) -> ColumnConditional:
         check_is_fitted(self)
-        (j,) = self._columns("column", column)
+        j = self._one_column(column)
         x = self._rows_with_holes(X)
         block, place = self._query_table.entries_of(j)
         joint, known, generator = self._joint(), ~x.isnan(), _own_generator(x)
@@ -217,7 +217,7 @@ class QueriesMixin(metaclass=abc.ABCMeta):
             booleans the most probable level.
         """
         check_is_fitted(self)
-        (j,) = self._columns("column", column)
+        j = self._one_column(column)
         block, place = self._query_table.entries_of(j)
         joint = self._joint()
         if isinstance(block, NumberBlock) and joint.energy is None and joint.base.has_given:
@@ -271,7 +271,7 @@ class QueriesMixin(metaclass=abc.ABCMeta):
         """
         check_is_fitted(self)
         if value is None:
-            (j,) = self._columns("column", column)
+            j = self._one_column(column)
             x, table = self._rows_with_holes(X), self._query_table
             missing = x[:, table.entries_of(j)[1].start].isnan().numpy()
             value = np.where(missing, np.nan, table.to_units(x.nan_to_num())[:, j])
@@ -409,6 +409,15 @@ class QueriesMixin(metaclass=abc.ABCMeta):
         if isinstance(asked, Sequence) and not isinstance(asked, str) and not len(asked):
             return []
         return column_numbers(argument, asked, names, self._query_table.n_columns)
+
+    def _one_column(self, column: Any) -> int:
+        found = self._columns("column", column)
+        if len(found) != 1:
+            raise ValueError(
+                f"column must be the name or the number of one column, got {column!r}: ask for one "
+                "after the other, or for log_conditional of several."
+            )
+        return found[0]
 
     def _name_of(self, j: int) -> str:
         names = getattr(self, "feature_names_in_", None)

@@ -26,6 +26,7 @@ from skebm._validation import (
     fit_context,
     is_frame,
     mask_as_missing,
+    names_compared,
     set_seeds,
     take_rows,
     validate_data,
@@ -261,7 +262,8 @@ class DensityRegressor(RegressorMixin, JointEstimator):
             With ``mean()``, ``std()``, ``pdf(y)``, ``cdf(y)``, ``ppf(q)`` and ``rvs(size)``.
         """
         table = self._asked(X)
-        found: ColumnConditional = self.density_.conditional(table, self._target_column)
+        with names_compared():
+            found: ColumnConditional = self.density_.conditional(table, self._target_column)
         return found
 
     def _asked(self, X: Any) -> Any:
@@ -280,7 +282,8 @@ class DensityRegressor(RegressorMixin, JointEstimator):
         ndarray of shape (n_samples,)
         """
         table = self._asked(X)
-        found = self.density_.predict_column(table, self._target_column)
+        with names_compared():
+            found = self.density_.predict_column(table, self._target_column)
         return np.asarray(found, dtype=np.float64)
 
     def predict_quantiles(self, X: Any, q: Any = (0.05, 0.5, 0.95)) -> np.ndarray:
@@ -339,7 +342,8 @@ class DensityRegressor(RegressorMixin, JointEstimator):
         """
         table = self._with_target(self._check_rows(X), np.asarray(y, dtype=np.float64))
         given = list(range(self.n_features_in_))
-        found: np.ndarray = self.density_.log_conditional(table, given)
+        with names_compared():
+            found: np.ndarray = self.density_.log_conditional(table, given)
         return found
 
 
@@ -474,7 +478,8 @@ class DensityClassifier(ClassifierMixin, JointEstimator):
 
     def _log_probabilities(self, models: list[Any], X: Any, power: float) -> np.ndarray:
         """Log-probabilities of the classes by a density for each, (n, n_classes)."""
-        joint = np.stack([one.log_marginal(X).log_prob for one in models], 1)
+        with names_compared():
+            joint = np.stack([one.log_marginal(X).log_prob for one in models], 1)
         return log_softmax(power * joint + np.log(self.class_prior_), self.class_prior_)
 
     def _separates(self, codes: np.ndarray) -> bool:
@@ -517,7 +522,8 @@ class DensityClassifier(ClassifierMixin, JointEstimator):
             self._with_target(X, self._coded(X, np.full(len(X), k)))
             for k in range(len(self.classes_))
         ]
-        joint = np.stack([self.density_.log_marginal(t).log_prob for t in tables], 1)
+        with names_compared():
+            joint = np.stack([self.density_.log_marginal(t).log_prob for t in tables], 1)
         return log_softmax(joint, self.class_prior_)
 
     def predict_proba(self, X: Any) -> np.ndarray:

@@ -47,6 +47,7 @@ from skebm.distributions import (
     SignedLog,
     Stack,
 )
+from skebm.distributions._fitting import share_of_a_row, usable_scale
 from skebm.distributions.stack import with_broad_part
 from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import atomic, non_default_parameters, warn_without_effect
@@ -296,7 +297,11 @@ class TractableDensity(
             x = clamp.apply(found[-1].given(clamp).sample(generator))
         if self.distribution == "gaussian":
             return Gaussian.fit(torch.cat(completed), w.repeat(N_COMPLETIONS))
-        return Stack(found, torch.full((N_COMPLETIONS,), 1 / N_COMPLETIONS, dtype=x.dtype))
+        # Where little is known, independent columns are what there is to fall back on.
+        share = share_of_a_row(len(x))
+        even = torch.full((N_COMPLETIONS,), (1 - share) / N_COMPLETIONS, dtype=x.dtype)
+        parts = [*found, independent_normal(x, known, w)]
+        return Stack(parts, torch.cat([even, even.new_tensor([share])]))
 
     def _fit_distribution(self, x: Tensor, w: Tensor, generator: torch.Generator) -> Distribution:
         if self.distribution == "gaussian":
@@ -493,6 +498,15 @@ class TractableDensity(
             return draw_by_rejection(propose, int(n_samples), random)
         why = f'have unbounded weights at temperature {temperature} with metric="log"'
         return resample_proposals(propose, int(n_samples), random, why)
+
+
+def independent_normal(x: Tensor, known: Tensor, weight: Tensor) -> Gaussian:
+    """Independent normal columns with the moments of their known entries."""
+    share = known * weight[:, None]
+    share = share / share.sum(0)
+    mean = (share * x).sum(0)
+    variance = (share * (x - mean).square()).sum(0)
+    return Gaussian(mean, usable_scale(variance, variance > 0))
 
 
 def tempered(density: TractableDensity, temperature: float) -> tuple[TractableDensity, float]:
