@@ -72,17 +72,25 @@ class JointEstimator(DocLinkMixin, TasksMixin, BaseEstimator, abc.ABC):
             set_seeds(model, check_random_state(self.random_state))
         return model
 
-    def _choose(self, X: Any, n: int, loss: Callable[[str, np.ndarray, np.ndarray], float]) -> str:
-        """The distribution of least loss on held-out rows, a fifth of n rows.
+    def _choose(
+        self, X: Any, y: np.ndarray, loss: Callable[[str, np.ndarray, np.ndarray], float]
+    ) -> str:
+        """The distribution of least loss on held-out rows, a fifth of the distinct ones.
 
         ``loss(distribution, train, held_out)`` is that of a model of rows with numbers `train`.
+        Copies of a row stay together, and the order of rows changes nothing.
         """
         mixed = is_frame(X) and (boolean_columns(X) or Coding.learn(X, "from_dtype") is not None)
-        if self.density is not None or mixed or n < FEWEST_ROWS:
+        if self.density is not None or mixed:
             return CANDIDATES[0]
-        order = np.random.RandomState(0).permutation(n)
-        held_out = round(HELD_OUT * n)
-        rows, judges = np.sort(order[held_out:]), np.sort(order[:held_out])
+        table = np.column_stack([np.asarray(X, dtype=np.float64), y])
+        _, member = np.unique(table, axis=0, return_inverse=True)
+        n = int(member.max()) + 1
+        if n < FEWEST_ROWS:
+            return CANDIDATES[0]
+        held_out = np.random.RandomState(0).permutation(n)[: round(HELD_OUT * n)]
+        out = np.isin(member.ravel(), held_out)
+        rows, judges = np.flatnonzero(~out), np.flatnonzero(out)
         losses = [loss(name, rows, judges) for name in CANDIDATES]
         return CANDIDATES[int(np.argmin(losses))]
 
@@ -228,7 +236,7 @@ class DensityRegressor(RegressorMixin, JointEstimator):
             found = model.log_conditional(take_rows(table, held_out), given)
             return -float(np.average(found, weights=None if weight is None else weight[held_out]))
 
-        name = self._choose(X, len(rows), loss)
+        name = self._choose(take_rows(X, rows), y[rows], loss)
         self.density_ = self._fit_density(self._new_density(name), table, weight)
         self._ranks = np.zeros(0)
         if len(judges):
@@ -452,7 +460,7 @@ class DensityClassifier(ClassifierMixin, JointEstimator):
                 powers[name] = POWERS[int(np.argmin(losses))]
                 return min(losses)
 
-            name = self._choose(X, len(codes), loss)
+            name = self._choose(X, codes, loss)
             self.power_ = powers[name]
             self.densities_ = self._of_classes(name, X, codes, weight)
             return self
