@@ -24,6 +24,10 @@ def warnings_of_stream(call):
     return [one for one in caught if "partial_fit holds out no rows" in str(one.message)]
 
 
+# Those whose fits hold no rows out either: chains tell how training goes.
+WITHOUT_GUARD = {"JEMClassifier", "ContrastiveDivergenceDensity", "NeuralDensity"}
+
+
 @pytest.mark.parametrize("name", named([n for n in LEADING if n in STREAMS], STREAMS))
 def test_a_stream_says_once_that_no_rows_guard_it(name):
     X = real_rows(60, 4)
@@ -31,7 +35,11 @@ def test_a_stream_says_once_that_no_rows_guard_it(name):
     table = Split(X, (X[:, 0] > 0).astype(int), X)
     target = target_of(model, table)
     given = (X,) if target is None else (X, target)
-    (said,) = warnings_of_stream(lambda: model.partial_fit(*given))
+    found = warnings_of_stream(lambda: model.partial_fit(*given))
+    if name in WITHOUT_GUARD:
+        assert not found
+        return
+    (said,) = found
     assert said.category is SettingWarning
     assert len(str(said.message).splitlines()) <= MAX_LINES
     assert not warnings_of_stream(lambda: model.partial_fit(*given))

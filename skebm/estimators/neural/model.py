@@ -111,7 +111,7 @@ class NeuralMixin(ModelQueriesMixin, PartitionMixin):
         made = []
         for _ in range(n_draws):
             full = x.clone()
-            for some in incomplete.split(BLOCK):
+            for some in incomplete.split(BLOCK) if len(incomplete) else ():
                 with _far_rows_named(table, x[some], some.tolist().__getitem__):
                     steps = N_STEPS if n_steps is None else n_steps
                     full[some] = impute_rows(energy, chains, x[some], generator, steps)
