@@ -123,7 +123,7 @@ class Recipe(Generic[F]):
         """Warn if the training history indicates a bad fit."""
         self.family.check_trained(self, net, rows)
         notice = self.family.why_not_converged(self, net, rows)
-        if notice is not None and not net.note_:  # which says why the model is another one
+        if notice is not None:
             repeat([notice])
 
     def _is_base(self, net: EnergyNet, rows: Rows) -> bool:

@@ -333,7 +333,8 @@ class RBMFamily(Family, JointModel):
         recipe = replace(recipe, trial=None)
         if trial.net is None or not is_better(loss):
             return recipe
-        if is_worth_a_warning(loss):
+        said = self.why_not_converged(recipe, net, rows)  # one warning of one cause
+        if is_worth_a_warning(loss) and said is None:
             n_epochs = f"The model is that of the trial that chose it, of {len(trial.net.history)}"
             warn(
                 f"{n_epochs} epochs: {in_words_of_loss(loss, len(net.history))}.",
