@@ -343,9 +343,9 @@ class LowRankGiven(Given):
     def column(self, entry: int) -> NormalMixtures:
         q, found = self.distribution, []
         for rows, _, weight, hidden, tril in self._parts():
-            slope = q.factors[:, entry].double()
-            means = q.means[:, entry, None].double() + torch.einsum("knr,kr->kn", hidden, slope)
-            root = torch.linalg.solve_triangular(tril, slope[..., None], upper=False)[..., 0]
+            factor = q.factors[:, entry].double()
+            means = q.means[:, entry, None].double() + torch.einsum("knr,kr->kn", hidden, factor)
+            root = torch.linalg.solve_triangular(tril, factor[..., None], upper=False)[..., 0]
             scale = (root.square().sum(1) + q.variances[:, entry].double()).sqrt()
             found.append((rows, NormalMixtures(weight.log(), means.t(), scale)))
         return in_order(found)

@@ -230,9 +230,9 @@ class ScalesGiven(Given):
         found = []
         for rows, free, weight, z, white, tril in self._parts():
             k, place = z.shape[2], int((free == entry).nonzero()[0, 0])
-            slope, own = tril[:, k + place, :k], tril[:, k + place, k:].norm(dim=1)
-            shift = torch.einsum("snk,sk->sn", z, slope)[..., None]
-            shift = shift - torch.einsum("smk,sk->sm", white, slope)[:, None]
+            regression, own = tril[:, k + place, :k], tril[:, k + place, k:].norm(dim=1)
+            shift = torch.einsum("snk,sk->sn", z, regression)[..., None]
+            shift = shift - torch.einsum("smk,sk->sm", white, regression)[:, None]
             means = shift + self.distribution.centres[:, entry].double()
             log_weight = weight.log().transpose(0, 1).flatten(1)
             scale = own[:, None].expand(-1, weight.shape[2]).flatten()

@@ -39,7 +39,7 @@ from skebm.estimators.deep.rows import HiddenEntries
 from skebm.estimators.rbm.choice import BaseChoice, ValidationFits
 from skebm.estimators.rbm.drawing import LayersDensityMixin
 from skebm.estimators.rbm.family import GIVEN
-from skebm.estimators.rbm.missing import hidden_means, log_sums
+from skebm.estimators.rbm.missing import hidden_means
 from skebm.estimators.tables.bases import (
     COLUMN_BASES,
     check_base_stays,
@@ -326,38 +326,11 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
 
     def _energies(self, rows: Rows, *, likely: bool = False) -> np.ndarray:
         """Energies of rows of X, with or without hidden entries; of known entries where missing."""
-        rows = hidden_entries(self._recipe.table).without(rows)
-        if not rows.has_missing() and rows.known is None:
-            return super()._energies(rows, likely=likely)
-        x = rows.block(0, len(rows))
-        known = ~x.isnan() if rows.known is None else rows.known.to(x.device)
-        found, complete = np.empty(len(rows)), known.all(1)
-        if complete.any():
-            index = complete.nonzero().ravel()
-            some = Rows(x[index], dtype=rows.dtype, device=rows.device)
-            found[complete.cpu().numpy()] = super()._energies(some, likely=likely)
-        index = (~complete).nonzero().ravel()
-        if len(index):
-            found[index.cpu().numpy()] = self._of_known(x[index], known[index])
-        return found
-
-    def _of_known(self, x: Tensor, known: Tensor) -> np.ndarray:
-        """Energies of the known entries of rows, by annealing unless there are few states."""
-        energy, table = self.energy_, self._recipe.table
-        generator = torch.Generator(x.device).manual_seed(self.net_.seed_)
-        row, mask = self._beside(x, known)
-        sums = log_sums(energy, energy.base, row, mask, table.groups, generator)
-        volumes: np.ndarray = table.log_volumes(known.cpu().numpy())
-        return volumes - sums.value.cpu().numpy()
+        return super()._energies(hidden_entries(self._recipe.table).without(rows), likely=likely)
 
     def _with_all_entries(self, x: Tensor) -> Tensor:
-        return self._beside(x, ~x.isnan())[0]
-
-    def _beside(self, x: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows of the energy whose hidden units are missing, with what is known of them."""
-        n_beside = self._recipe.family.layers.n_beside
-        row = nn.functional.pad(torch.where(known, x, torch.nan), (0, n_beside), value=torch.nan)
-        return row, nn.functional.pad(known, (0, n_beside), value=False)
+        n_beside = self._recipe.family.layers.n_row - x.shape[1]
+        return nn.functional.pad(x, (0, n_beside), value=torch.nan)
 
     def energy(self, X: Any) -> np.ndarray:
         """Upper bound of the free energy of each row, in nats: lower is more likely.
@@ -458,8 +431,9 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
         """Means of all hidden layers given the known entries of rows, side by side."""
         energy, layers = self.energy_, self._recipe.family.layers
         generator = torch.Generator(x.device).manual_seed(self.net_.seed_)
-        row, mask = self._beside(x, known)
-        between, whole = hidden_means(energy, energy.base, row, mask, N_MEAN_STEPS, generator)
+        row = self._with_all_entries(torch.where(known, x, torch.nan))
+        known = ~row.isnan()
+        between, whole = hidden_means(energy, energy.base, row, known, N_MEAN_STEPS, generator)
         return torch.cat(layers.hidden_layers(whole[:, layers.n_visible :], between), 1)
 
     def to_module(self, n_outputs: int | None = None) -> nn.Sequential:

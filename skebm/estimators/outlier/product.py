@@ -43,7 +43,7 @@ from skebm._validation import (
     warn,
     warn_of_booleans,
 )
-from skebm.base import LikelihoodWarning, LogPartition, Real, torchtools
+from skebm.base import LikelihoodWarning, LogPartition, torchtools
 from skebm.base.energy import check_temperature
 from skebm.base.processes import (
     TasksMixin,
@@ -66,8 +66,7 @@ from skebm.estimators.queries.tractable import (
     tempered,
 )
 from skebm.estimators.tables.gross import without_gross_rows
-from skebm.estimators.tables.table import Table, number_table, shown_names
-from skebm.estimators.tables.units import Units
+from skebm.estimators.tables.table import Table, plain_number_table, shown_names
 from skebm.training.distributed import shows_progress
 from skebm.training.streams import SourceMixin
 
@@ -545,9 +544,8 @@ class ProductOfDensities(
 
     @property
     def _query_table(self) -> Table:
-        n = self.n_features_in_
-        names = shown_names(getattr(self, "feature_names_in_", None), n)
-        return number_table(Units(np.zeros(n), np.ones(n), Real((n,))), names)
+        known = getattr(self, "feature_names_in_", None)
+        return plain_number_table(shown_names(known, self.n_features_in_))
 
     def _log_z_ends(self) -> tuple[float, float]:
         found = self._log_partition()

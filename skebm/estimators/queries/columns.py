@@ -303,8 +303,8 @@ class WeightedDraws:
             return plain
         off = self._x - self._x.mean(1, keepdim=True)
         influence = self._weight * (self._x - plain[:, None])
-        slope = (influence * off).sum(1) / off.square().mean(1).clamp_min(1e-300)
-        return plain - slope * (self._x.mean(1) - self._expected)
+        coefficient = (influence * off).sum(1) / off.square().mean(1).clamp_min(1e-300)
+        return plain - coefficient * (self._x.mean(1) - self._expected)
 
     @property
     def std(self) -> Tensor:

@@ -146,18 +146,17 @@ class Joint(NamedTuple):
             return None
         if sum(math.log(max(size, 2)) for size in missing) > math.log(MOST_COMPLETIONS):
             return None
-        kinds = [torch.eye(size).tolist() if size > 1 else [[0.0], [1.0]] for size in missing]
+        kinds = [states_of_column(size).tolist() for size in missing]
         rows = [list(itertools.chain(*state)) for state in itertools.product(*kinds)]
         return torch.tensor(rows, device=known.device)
 
     def _sums_over(self, states: Tensor, known: Tensor, x: Tensor) -> Tensor:
         """Log of the sum over given values of the missing entries, (n,)."""
-        found, size = [], max(1, CHUNK // (len(states) * x.shape[1]))
-        for part in x.split(size):
-            full = part.repeat_interleave(len(states), 0)
-            full[:, ~known] = states.to(full).repeat(len(part), 1)
-            found.append(self.log_density(full).view(len(part), -1).logsumexp(1))
-        return torch.cat(found)
+        found = torch.empty(len(x), dtype=torch.float64, device=x.device)
+        for some in blocks_of_rows(len(x), len(states) * x.shape[1]):
+            full = _with_states(x[some], known, states)
+            found[some] = self.log_density(full).view(len(some), -1).logsumexp(1)
+        return found
 
     def _by_importance(
         self, x: Tensor, known: Tensor, n_draws: int, generator: torch.Generator
@@ -219,8 +218,7 @@ class Joint(NamedTuple):
             left[rows] = False
             for some in blocks_of_rows(len(rows), len(states) * x.shape[1]):
                 at = rows[some]
-                full = x[at].repeat_interleave(len(states), 0)
-                full[:, ~known[at[0]]] = states.to(full).repeat(len(at), 1)
+                full = _with_states(x[at], known[at[0]], states)
                 weight = self.log_density(full).view(len(at), -1).softmax(1)
                 found[at] = torch.einsum("nm,nmd->nd", weight.to(x), full.view(*weight.shape, -1))
         for index in blocks_of_index(left.nonzero()[:, 0], N_DRAWS[1] * x.shape[1]):
@@ -243,8 +241,7 @@ class Joint(NamedTuple):
 
         Also how they were found. Levels of bits are 0 and 1.
         """
-        width = entries.stop - entries.start
-        states = torch.eye(width).to(x) if width > 1 else x.new_tensor([[0.0], [1.0]])
+        states = states_of_column(entries.stop - entries.start).to(x)
         found = torch.empty(len(x), len(states), dtype=torch.float64, device=x.device)
         here = _with(known, entries)
         for some in blocks_of_rows(len(x), len(states) * x.shape[1]):
@@ -418,6 +415,18 @@ def mixture_near(x: Tensor) -> GaussianMixture:
     size = max(1, min(N_COMPONENTS, len(x) // (5 * x.shape[1])))
     generator = torch.Generator().manual_seed(0)
     return GaussianMixture.fit(x.double(), None, size, generator=generator)
+
+
+def states_of_column(width: int) -> Tensor:
+    """Entries of a column at each of its levels, (k, width): a bit has one entry, 0 or 1."""
+    return torch.eye(width) if width > 1 else torch.tensor([[0.0], [1.0]])
+
+
+def _with_states(x: Tensor, known: Tensor, states: Tensor) -> Tensor:
+    """Rows with each of the states in place of their missing entries, row by row, (n k, d)."""
+    full = x.repeat_interleave(len(states), 0)
+    full[:, ~known] = states.to(full).repeat(len(x), 1)
+    return full
 
 
 def _without(known: Tensor, entries: slice) -> Tensor:

@@ -19,7 +19,7 @@ from skebm.estimators.queries.columns import (
     NumberConditional,
     as_levels,
 )
-from skebm.estimators.queries.joint import Joint
+from skebm.estimators.queries.joint import Joint, states_of_column
 from skebm.estimators.tables.blocks import ColumnBlock, NumberBlock, StateBlock
 from skebm.estimators.tables.columns import column_numbers
 from skebm.estimators.tables.frames import as_given
@@ -425,8 +425,7 @@ class QueriesMixin(metaclass=abc.ABCMeta):
 
     def _levels(self, j: int, place: slice) -> np.ndarray:
         """Values of a column of bits or levels, in the order of its states."""
-        table, width = self._query_table, place.stop - place.start
-        states = torch.eye(width) if width > 1 else torch.tensor([[0.0], [1.0]])
+        table, states = self._query_table, states_of_column(place.stop - place.start)
         x = torch.zeros(len(states), table.domain.n_columns)
         x[:, place] = states
         codes = table.to_units(x)[:, j]

@@ -42,11 +42,11 @@ class ModelQueriesMixin(QueriesMixin, OfModel):
         -------
         ndarray of shape (n_samples,)
         """
-        check_is_fitted(self)
+        check_is_fitted(self)  # also of an empty stream
         return self._over_blocks(X, self._log_densities_of_block)
 
     def _log_densities_of_block(self, X: Any) -> np.ndarray:
-        rows = self._rows_of(self._query_input(X))
+        rows = self._rows_to_score(X)
         found = -self._energies(rows, likely=True) - self.log_partition_
         known = rows.present_entries()
         if known is not None and self.partition is not None:

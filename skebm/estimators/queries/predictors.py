@@ -97,18 +97,15 @@ class JointEstimator(DocLinkMixin, TasksMixin, BaseEstimator, abc.ABC):
     def _check_rows(self, X: Any) -> Any:
         """New rows, a frame as it is."""
         check_is_fitted(self)
-        if _has_names(X):
-            check_columns(self, X, reset=False)
-            return X
-        return validate_data(self, mask_as_missing(X), reset=False, **NUMBERS_WITH_HOLES)
+        return self._checked(X, reset=False)
 
-    def _check_rows_of_fit(self, X: Any) -> Any:
-        """Rows of a fit, a frame as it is."""
+    def _checked(self, X: Any, *, reset: bool) -> Any:
+        """Validated X, a frame as it is."""
         check_container(X)
         if _has_names(X):
-            check_columns(self, X, reset=True)
+            check_columns(self, X, reset=reset)
             return X
-        return validate_data(self, mask_as_missing(X), reset=True, **NUMBERS_WITH_HOLES)
+        return validate_data(self, mask_as_missing(X), reset=reset, **NUMBERS_WITH_HOLES)
 
     def _fit_density(self, model: Any, table: Any, weight: np.ndarray | None) -> Any:
         if weight is None:
@@ -245,7 +242,7 @@ class DensityRegressor(RegressorMixin, JointEstimator):
         return self
 
     def _check_both(self, X: Any, y: Any) -> tuple[Any, np.ndarray]:
-        X = self._check_rows_of_fit(X)
+        X = self._checked(X, reset=True)
         try:
             return X, np.asarray(check_labels(self, X, y), dtype=np.float64)
         except (TypeError, ValueError) as error:
@@ -306,9 +303,10 @@ class DensityRegressor(RegressorMixin, JointEstimator):
         -------
         ndarray of shape (n_samples,), or (n_samples, k)
         """
-        levels = np.asarray(q, dtype=np.float64)
-        found = self.conditional(X).ppf(levels[:, None] if levels.ndim else levels)
-        return found.T if levels.ndim else found
+        table = self._asked(X)
+        with names_compared():
+            found: np.ndarray = self.density_.quantile(table, self._target_column, q)
+        return found
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> np.ndarray:
         """Interval that holds y with a probability, with equal tails.
@@ -428,7 +426,7 @@ class DensityClassifier(ClassifierMixin, JointEstimator):
         -------
         self : DensityClassifier
         """
-        X = self._check_rows_of_fit(X)
+        X = self._checked(X, reset=True)
         labels = check_labels(self, X, y)
         check_classification_targets(labels)
         weight = check_weight(sample_weight, X)

@@ -33,7 +33,6 @@ from skebm._validation import (
     warn,
 )
 from skebm.base import Clamp, SamplingWarning, torchtools
-from skebm.base import Real as RealRows
 from skebm.base.energy import check_temperature
 from skebm.base.processes import TasksMixin
 from skebm.base.sampler import whole_number
@@ -57,8 +56,8 @@ from skebm.estimators.tables.bases import complete_numbers
 from skebm.estimators.tables.blocks import check_known
 from skebm.estimators.tables.columns import Coding
 from skebm.estimators.tables.gross import without_gross_rows
-from skebm.estimators.tables.table import Table, column_table, number_table, shown_names
-from skebm.estimators.tables.units import Units, extreme_factors
+from skebm.estimators.tables.table import Table, column_table, plain_number_table, shown_names
+from skebm.estimators.tables.units import extreme_factors
 from skebm.training.rows import Rows
 from skebm.training.streams import SourceMixin
 
@@ -228,8 +227,7 @@ class TractableDensity(
             self._table = column_table(X, weight, self._coding, names)
             self.distribution_ = self._fit_classes(X, weight, generator)
             return self
-        n = X.shape[1]
-        self._table = number_table(Units(np.zeros(n), np.ones(n), RealRows((n,))), names)
+        self._table = plain_number_table(names)
         X, weight = distinct_rows(X, weight)
         x = torch.tensor(X)  # a copy, as X may be read-only
         w = torch.ones(len(x), dtype=x.dtype) if weight is None else torch.tensor(weight)
@@ -371,14 +369,14 @@ class TractableDensity(
     def _check_rows(self, X: Any) -> Tensor:
         """Complete rows of new X; `ValueError` for missing entries."""
         check_is_fitted(self)
-        x = self._rows_of_input(self._query_input(X))
+        x = self._rows_with_holes(X)
         if x.isnan().any():
             raise ValueError("Input X contains NaN: fill it in by impute.")
         return x
 
     def _log_densities(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
-        x = self._rows_of_input(self._query_input(X))
+        x = self._rows_with_holes(X)
         if x.isnan().any():
             return self._log_marginals(x).log_prob
         return self._by_blocks(x, "log_prob") - self._table.log_volume

@@ -183,6 +183,7 @@ class LayersDensityMixin(ModelQueriesMixin, LayersMixin):
         return self._with_all_entries(super()._rows_of_input(X))
 
     def _sums_of(self, x: Tensor) -> LogZGiven:
+        x = self._with_all_entries(x)
         energy, known = self.energy_, ~x.isnan()
         generator = torch.Generator(x.device).manual_seed(self.net_.seed_)
         groups = self._recipe.table.groups

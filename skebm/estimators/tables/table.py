@@ -458,6 +458,12 @@ def number_table(units: Units, names: Sequence[str]) -> Table:
     return Table([NumberBlock(range(len(names)), units, names)], by_column=True)
 
 
+def plain_number_table(names: Sequence[str]) -> Table:
+    """The table of columns of numbers that are entries of a row as they are."""
+    n = len(names)
+    return number_table(Units(np.zeros(n), np.ones(n), Real((n,))), names)
+
+
 def column_blocks(
     X: Any, weight: np.ndarray | None, coding: Coding | None, names: Any
 ) -> list[ColumnBlock]:
