@@ -414,6 +414,15 @@ def boolean_columns(X: Any) -> list[str]:
     return [str(name) for name, dtype in pairs if dtype.startswith("bool")]
 
 
+def holds_only_numbers(X: Any) -> bool:
+    """Whether no column of a frame has a type other than numbers; true for other tables."""
+    if not is_frame(X):
+        return True
+    if hasattr(X, "iloc"):
+        return all(getattr(dtype, "kind", "O") in "iuf" for dtype in X.dtypes)
+    return all(dtype.is_numeric() for dtype in X.dtypes)
+
+
 def warn_of_booleans(estimator: Any, X: Any, conditions: Iterable[int] = ()) -> None:
     """Warn of columns of booleans of a frame, where an estimator takes all columns as numbers.
 

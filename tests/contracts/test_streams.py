@@ -25,7 +25,7 @@ def warnings_of_stream(call):
 
 
 # Those whose fits hold no rows out either: chains tell how training goes.
-WITHOUT_GUARD = {"JEMClassifier", "ContrastiveDivergenceDensity", "NeuralDensity"}
+WITHOUT_GUARD = {"JEMClassifier"}
 
 
 @pytest.mark.parametrize("name", named([n for n in LEADING if n in STREAMS], STREAMS))

@@ -11,12 +11,11 @@ import numpy as np
 import scipy.special
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import has_fit_parameter
+from sklearn.utils.validation import check_array, has_fit_parameter
 
 from skebm._validation import (
     Interval,
     StrOptions,
-    boolean_columns,
     check_columns,
     check_container,
     check_is_fitted,
@@ -24,6 +23,7 @@ from skebm._validation import (
     check_random_state,
     check_weight,
     fit_context,
+    holds_only_numbers,
     is_frame,
     mask_as_missing,
     names_compared,
@@ -36,7 +36,6 @@ from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import atomic
 from skebm.estimators.queries.columns import ColumnConditional
 from skebm.estimators.queries.tractable import TractableDensity
-from skebm.estimators.tables.columns import Coding
 
 # Name of the target among the columns of a frame, with as many underscores as make it new.
 TARGET = "target"
@@ -80,10 +79,11 @@ class JointEstimator(DocLinkMixin, TasksMixin, BaseEstimator, abc.ABC):
         ``loss(distribution, train, held_out)`` is that of a model of rows with numbers `train`.
         Copies of a row stay together, and the order of rows changes nothing.
         """
-        mixed = is_frame(X) and (boolean_columns(X) or Coding.learn(X, "from_dtype") is not None)
-        if self.density is not None or mixed:
+        if self.density is not None or not holds_only_numbers(X):
             return CANDIDATES[0]
-        table = np.column_stack([np.asarray(X, dtype=np.float64), y])
+        table = np.column_stack(
+            [check_array(X, dtype=np.float64, ensure_all_finite="allow-nan"), y]
+        )
         _, member = np.unique(table, axis=0, return_inverse=True)
         n = int(member.max()) + 1
         if n < FEWEST_ROWS:
