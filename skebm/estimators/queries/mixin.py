@@ -119,17 +119,21 @@ class QueriesMixin(metaclass=abc.ABCMeta):
 
     def _log_marginals(self, x: Tensor) -> LogLikelihoods:
         log_z, pessimistic = self._log_z_ends()
-        with torch.no_grad():
-            found = self._sums_of(x)
-        parts = (found.value, found.std_error, found.exact)
-        sums, error, exact = (part.cpu().numpy().copy() for part in parts)
+        value, error, exact = self._log_sums_in_units(x)
         none = x.isnan().all(1).cpu().numpy()
-        sums[none], error[none], exact[none] = log_z, 0.0, True
-        value = sums - self._query_table.log_volumes((~x.isnan()).cpu().numpy())
+        value[none], error[none], exact[none] = log_z, 0.0, True
         lower = value - pessimistic - 2 * error
         lower[none] = 0.0
         log_prob = value - log_z
         return LogLikelihoods(log_prob, error, lower, log_prob + 2 * error, exact)
+
+    def _log_sums_in_units(self, x: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """log p(known entries) + log Z in the units of X, its errors, and whether it is exact."""
+        with torch.no_grad():
+            found = self._sums_of(x)
+        parts = (found.value, found.std_error, found.exact)
+        sums, error, exact = (part.cpu().numpy().copy() for part in parts)
+        return sums - self._query_table.log_volumes((~x.isnan()).cpu().numpy()), error, exact
 
     def log_conditional(self, X: Any, given: Any) -> np.ndarray:
         r"""Log-likelihood of what is known of each row, given some of its columns.
@@ -137,7 +141,8 @@ class QueriesMixin(metaclass=abc.ABCMeta):
         .. math:: \log p(x_{others} \mid x_{given}) = \log p(x_{others}, x_{given}) -
             \log p(x_{given})
 
-        log Z cancels. Entries of `given` columns that are missing are not conditioned on.
+        log Z cancels, and is not estimated unless nothing is known of a row, or of its `given`
+        columns. Entries of `given` columns that are missing are not conditioned on.
 
         Parameters
         ----------
@@ -157,7 +162,11 @@ class QueriesMixin(metaclass=abc.ABCMeta):
         for j in self._columns("given", given):
             place = self._query_table.entries_of(j)[1]
             alone[:, place] = x[:, place]
-        both = self._log_marginals(torch.cat([x, alone])).log_prob
+        rows = torch.cat([x, alone])
+        if bool(rows.isnan().all(1).any()):  # of nothing the sum is Z
+            both = self._log_marginals(rows).log_prob
+        else:
+            both = self._log_sums_in_units(rows)[0]
         found: np.ndarray = both[: len(x)] - both[len(x) :]
         return found
 

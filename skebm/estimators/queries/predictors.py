@@ -361,7 +361,7 @@ class DensityClassifier(ClassifierMixin, JointEstimator):
     Parameters
     ----------
     density : estimator or None, default=None
-        A density with `log_marginal`. It is cloned. None is a
+        A density with `log_conditional` and `log_marginal`. It is cloned. None is a
         :class:`TractableDensity`; of numbers, the likelihood of the classes given x of a fifth of
         the rows chooses from its stack, a mixture and one normal distribution for each class.
     label : {"auto", "column", "separate"}, default="auto"
@@ -528,8 +528,9 @@ class DensityClassifier(ClassifierMixin, JointEstimator):
             self._with_target(X, self._coded(X, np.full(len(X), k)))
             for k in range(len(self.classes_))
         ]
-        with names_compared():
-            joint = np.stack([self.density_.log_marginal(t).log_prob for t in tables], 1)
+        given = list(range(self.n_features_in_))
+        with names_compared():  # without log Z, which is the same for all classes
+            joint = np.stack([self.density_.log_conditional(t, given) for t in tables], 1)
         return log_softmax(joint, self.class_prior_)
 
     def predict_proba(self, X: Any) -> np.ndarray:

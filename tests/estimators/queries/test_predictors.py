@@ -97,11 +97,40 @@ def test_the_class_as_a_column_of_a_frame():
     assert list(rbm.classes_) == sorted(set(names))
 
 
+def test_classes_are_compared_without_log_z():
+    bits = (X > np.median(X, axis=0)).astype(float)
+    few = {"n_components": 2, "n_iter": 5, "random_state": 0}
+    with collect_warnings():
+        exact, without = (
+            DensityClassifier(RBMEstimator(**few, **kind)).fit(bits, Y > 140)
+            for kind in ({}, {"partition": None})
+        )
+    holes = np.where([[True, False, True, True]], bits, np.nan)[:20]
+    np.testing.assert_allclose(without.predict_proba(holes), exact.predict_proba(holes), atol=1e-6)
+    both = [
+        exact.density_.log_marginal(np.column_stack([holes, np.full(20, k)])).log_prob
+        for k in (0.0, 1.0)
+    ]
+    expected = 1 / (1 + np.exp(both[0] - both[1]))
+    np.testing.assert_allclose(without.predict_proba(holes)[:, 1], expected, atol=1e-6)
+
+
 def test_searches_reach_the_density():
     search = GridSearchCV(
         DensityRegressor(NORMAL), {"density__distribution": ["gaussian", "stack"]}, cv=2
     )
     assert search.fit(X[:150], Y[:150]).best_params_["density__distribution"]
+
+
+def test_frames_of_nullable_numbers():
+    rows = np.round(X[:60, :2] * 1000)
+    plain = pd.DataFrame(np.where(rows == rows[3], np.nan, rows))
+    plain.columns = list("ab")
+    frame = plain.astype({"a": "Float64", "b": "Int64"})
+    models = (DensityRegressor(random_state=0), DensityClassifier(random_state=0))
+    for model, y in zip(models, (Y[:60], Y[:60] > 140), strict=True):
+        expected, found = (model.fit(one, y).predict(one) for one in (plain, frame))
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_targets_that_are_no_numbers():
