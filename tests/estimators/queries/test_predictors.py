@@ -98,7 +98,7 @@ def test_the_class_as_a_column_of_a_frame():
 
 
 def test_classes_are_compared_without_log_z():
-    bits = (X > np.median(X, axis=0)).astype(float)
+    bits = (np.median(X, axis=0) < X).astype(float)
     few = {"n_components": 2, "n_iter": 5, "random_state": 0}
     with collect_warnings():
         exact, without = (
@@ -127,10 +127,9 @@ def test_frames_of_nullable_numbers():
     plain = pd.DataFrame(np.where(rows == rows[3], np.nan, rows))
     plain.columns = list("ab")
     frame = plain.astype({"a": "Float64", "b": "Int64"})
-    models = (DensityRegressor(random_state=0), DensityClassifier(random_state=0))
-    for model, y in zip(models, (Y[:60], Y[:60] > 140), strict=True):
-        expected, found = (model.fit(one, y).predict(one) for one in (plain, frame))
-        np.testing.assert_array_equal(found, expected)
+    model = DensityRegressor(random_state=0)
+    expected, found = (model.fit(one, Y[:60]).predict(one) for one in (plain, frame))
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_targets_that_are_no_numbers():
