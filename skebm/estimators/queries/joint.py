@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -131,32 +131,10 @@ class Joint(NamedTuple):
         return found
 
     def _few_completions(self, known: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Rows that miss the same few levels, and all completions of these, (number, missing)."""
-        patterns, member = known.unique(dim=0, return_inverse=True)
-        for number, pattern in enumerate(patterns):
-            states = self._completions(pattern)
-            if states is not None:
-                yield (member == number).nonzero()[:, 0], states
-
-    def _completions(self, known: Tensor) -> Tensor | None:
-        """All values of the missing entries of a row; None where they are many, or numbers."""
-        starts = torch.tensor([0, *self.groups]).cumsum(0)[:-1]
-        missing = [g for g, start in zip(self.groups, starts, strict=True) if not known[start]]
-        if bool((self.is_real.to(known.device) & ~known).any()):
-            return None
-        if sum(math.log(max(size, 2)) for size in missing) > math.log(MOST_COMPLETIONS):
-            return None
-        kinds = [states_of_column(size).tolist() for size in missing]
-        rows = [list(itertools.chain(*state)) for state in itertools.product(*kinds)]
-        return torch.tensor(rows, device=known.device)
+        return few_completions(known, self.groups, self.is_real)
 
     def _sums_over(self, states: Tensor, known: Tensor, x: Tensor) -> Tensor:
-        """Log of the sum over given values of the missing entries, (n,)."""
-        found = torch.empty(len(x), dtype=torch.float64, device=x.device)
-        for some in blocks_of_rows(len(x), len(states) * x.shape[1]):
-            full = _with_states(x[some], known, states)
-            found[some] = self.log_density(full).view(len(some), -1).logsumexp(1)
-        return found
+        return log_sums_over(self.log_density, states, known, x)
 
     def _by_importance(
         self, x: Tensor, known: Tensor, n_draws: int, generator: torch.Generator
@@ -259,7 +237,10 @@ class Joint(NamedTuple):
         ):
             return torch.ones(len(x), dtype=torch.bool, device=x.device)
         patterns, member = known.unique(dim=0, return_inverse=True)
-        exact = [bool(one.all()) or self._completions(one) is not None for one in patterns]
+        exact = [
+            bool(one.all()) or completions_of(one, self.groups, self.is_real) is not None
+            for one in patterns
+        ]
         return torch.tensor(exact, device=x.device)[member]
 
     def number(
@@ -420,6 +401,41 @@ def mixture_near(x: Tensor) -> GaussianMixture:
 def states_of_column(width: int) -> Tensor:
     """Entries of a column at each of its levels, (k, width): a bit has one entry, 0 or 1."""
     return torch.eye(width) if width > 1 else torch.tensor([[0.0], [1.0]])
+
+
+def few_completions(
+    known: Tensor, groups: Sequence[int], is_real: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows that miss the same few levels, and all completions of these, (number, missing)."""
+    patterns, member = known.unique(dim=0, return_inverse=True)
+    for number, pattern in enumerate(patterns):
+        states = completions_of(pattern, groups, is_real)
+        if states is not None:
+            yield (member == number).nonzero()[:, 0], states
+
+
+def completions_of(known: Tensor, groups: Sequence[int], is_real: Tensor) -> Tensor | None:
+    """All values of the missing entries of a row; None where they are many, or numbers."""
+    starts = torch.tensor([0, *groups]).cumsum(0)[:-1]
+    missing = [g for g, start in zip(groups, starts, strict=True) if not known[start]]
+    if bool((is_real.to(known.device) & ~known).any()):
+        return None
+    if sum(math.log(max(size, 2)) for size in missing) > math.log(MOST_COMPLETIONS):
+        return None
+    kinds = [states_of_column(size).tolist() for size in missing]
+    rows = [list(itertools.chain(*state)) for state in itertools.product(*kinds)]
+    return torch.tensor(rows, device=known.device)
+
+
+def log_sums_over(
+    log_density: Callable[[Tensor], Tensor], states: Tensor, known: Tensor, x: Tensor
+) -> Tensor:
+    """Log of the sum over given values of the missing entries of rows that miss the same, (n,)."""
+    found = torch.empty(len(x), dtype=torch.float64, device=x.device)
+    for some in blocks_of_rows(len(x), len(states) * x.shape[1]):
+        full = _with_states(x[some], known, states)
+        found[some] = log_density(full).double().view(len(some), -1).logsumexp(1)
+    return found
 
 
 def _with_states(x: Tensor, known: Tensor, states: Tensor) -> Tensor:

@@ -5,18 +5,17 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from skebm.base import ChainState, Clamp, sampling
 from skebm.distributions import Distribution
 from skebm.energies import BernoulliRBM, MixedRBM, annealing_path
+from skebm.estimators.queries.joint import few_completions, log_sums_over
 from skebm.estimators.tables.bases import conditional
 from skebm.partition.given import (
     LogZGiven,
@@ -28,8 +27,6 @@ from skebm.samplers import Gibbs
 
 # Terms (rows times hidden states times entries of a row) up to which hidden states are summed.
 EXACT_COST = 1e9
-# Completions of a row up to which these are summed.
-MOST_COMPLETIONS = 256
 # Chains of a row, and temperatures: more as long as the standard error is above the tolerance.
 N_CHAINS, N_BETAS, MAX_ERROR = 20, (30, 120, 480), 0.1
 # Numbers that are computed at once.
@@ -72,15 +69,14 @@ def log_sums(
     exact = exact_log_sums(energy, x, known)
     if exact is not None:
         return LogZGiven.exactly(exact)
-    rest = []
-    for i, row_known in enumerate(known.cpu().numpy()):
-        completed = _completions(energy, x[i], row_known, groups)
-        if completed is None:
-            rest.append(i)
-        else:
-            found.value[i] = (-energy(completed).double()).logsumexp(0)
+    is_real = getattr(energy, "is_real", torch.zeros(d, dtype=torch.bool))
+    for rows, states in few_completions(known, groups, is_real):
+        found.value[rows] = log_sums_over(
+            lambda full: -energy(full), states, known[rows[0]], x[rows]
+        )
+    rest = found.value.isnan().nonzero()[:, 0]
     size = max(1, CHUNK // (N_CHAINS * (d + energy.hidden_domain.n_columns)))
-    for some in torch.tensor(rest, dtype=torch.long, device=x.device).split(size):
+    for some in rest.split(size):
         if len(some):
             clamp = Clamp(known[some], x[some])
             found.put(some, _by_annealing(energy, base, clamp, generator))
@@ -107,24 +103,6 @@ def _over_hidden(energy: Any, x: Tensor, known: Tensor) -> Tensor:
         value = -energy.hidden_energy(h.repeat_interleave(n, 0), clamp=clamp).double()
         total = torch.logaddexp(total, value.view(len(h), n).logsumexp(0))
     return total
-
-
-def _completions(energy: Any, x: Tensor, known: np.ndarray, groups: Sequence[int]) -> Tensor | None:
-    """All completions of a row, (k, d); None where they are many, or not to be counted."""
-    starts = np.cumsum([0, *groups])[:-1]
-    missing = np.flatnonzero(~known[starts]).tolist()
-    real = getattr(energy, "is_real", None)
-    if real is not None and bool(real[torch.as_tensor(starts[missing])].any()):
-        return None
-    if sum(math.log(max(groups[j], 2)) for j in missing) > math.log(MOST_COMPLETIONS):
-        return None
-    kinds = [torch.eye(k).to(x) if k > 1 else x.new_tensor([[0.0], [1.0]]) for k in groups]
-    states = list(itertools.product(*(range(len(kinds[j])) for j in missing)))
-    full = x.repeat(len(states), 1)
-    for place, j in enumerate(missing):
-        column = slice(int(starts[j]), int(starts[j]) + groups[j])
-        full[:, column] = kinds[j][[state[place] for state in states]]
-    return full
 
 
 def _by_annealing(

@@ -12,6 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from skebm import EnergyOutlierDetector, RBMEstimator
 from skebm.estimators.base import with_fewer_holes
+from skebm.estimators.queries import joint
 from skebm.estimators.rbm import missing
 from skebm.samplers import Persistent
 from skebm.training.rows import Rows
@@ -51,7 +52,7 @@ def model(request):
 
 def test_hidden_states_are_summed_as_long_as_the_terms_are_few(model, monkeypatch):
     """Rows times states of 4 hidden units times 6 columns."""
-    monkeypatch.setattr(missing, "MOST_COMPLETIONS", 1)
+    monkeypatch.setattr(joint, "MOST_COMPLETIONS", 1)
     X = np.full((10, 6), np.nan)
     X[:, 0] = 1.0
     for cost, exact in ((10 * 2**4 * 6, True), (10 * 2**4 * 6 - 1, False)):
@@ -81,7 +82,7 @@ def test_a_row_without_known_entries_is_certain(model):
 @full
 def test_annealing_is_within_its_error(model, monkeypatch):
     monkeypatch.setattr(missing, "EXACT_COST", 0)
-    monkeypatch.setattr(missing, "MOST_COMPLETIONS", 1)
+    monkeypatch.setattr(joint, "MOST_COMPLETIONS", 1)
     X = with_holes(bits(200, seed=3))
     X = X[np.isnan(X).any(1)]
     found = model.log_marginal(X)
