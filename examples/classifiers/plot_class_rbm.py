@@ -7,8 +7,6 @@ probabilities and a density of the images. It also learns from images
 without labels, and draws digits of a given class.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # Ten labels of each class
 # ------------------------
@@ -16,6 +14,8 @@ without labels, and draws digits of a given class.
 # marked by -1. For comparison, the same classifier is also fitted without
 # the unlabelled images, and so is one that learns class probabilities
 # alone.
+
+# sphinx_gallery_thumbnail_number = 1
 
 import numpy as np
 from sklearn.datasets import load_digits

@@ -7,14 +7,14 @@ density of the rows. It can be tuned like any classifier, and it also gives
 log p(x), the log-likelihood of a row.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # Grid search over sampler and weight
 # -----------------------------------
 # The data are chemical analyses of wines from three growers.
 # ``generative_weight=0`` is the plain classifier. The sampler's step size
 # is a hyper-parameter like any other.
+
+# sphinx_gallery_thumbnail_number = 1
 
 from sklearn.datasets import load_wine
 from sklearn.model_selection import GridSearchCV, train_test_split

@@ -8,8 +8,6 @@ two are compared by the calibration of their probabilities and on images
 that are not digits; the joint model also generates digits of a given class.
 """
 
-# sphinx_gallery_thumbnail_number = 2
-
 # %%
 # Training
 # --------
@@ -17,6 +15,8 @@ that are not digits; the joint model also generates digits of a given class.
 # numbers from 0 to 16; uniform noise as wide as the gap between them makes
 # them continuous. ``generative_weight=0`` is the plain classifier. The
 # calibration error is the mean difference of confidence and accuracy.
+
+# sphinx_gallery_thumbnail_number = 2
 
 import numpy as np
 from sklearn.datasets import load_digits

@@ -7,13 +7,13 @@ one against draws of the model so far. Trees follow the steps and corners of
 tables, where smooth functions round them off.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # A level that depends on a range
 # -------------------------------
 # The second column has a level for each range of the first. The base is one
 # Gaussian, which knows nothing of it.
+
+# sphinx_gallery_thumbnail_number = 1
 
 import matplotlib.pyplot as plt
 import numpy as np

@@ -7,8 +7,6 @@ of a normalizing flow, and trains the flow adversarially against the energy.
 Both are normalised densities afterwards.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # A flow and an energy that corrects it
 # -------------------------------------
@@ -16,6 +14,8 @@ Both are normalised densities afterwards.
 # Gaussians along the arcs. The flow is affine: it is a continuous map and
 # cannot split a Gaussian into two separate parts, so some mass remains
 # between the arcs; the energy corrects this.
+
+# sphinx_gallery_thumbnail_number = 1
 
 import matplotlib.pyplot as plt
 import numpy as np

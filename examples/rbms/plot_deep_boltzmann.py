@@ -8,14 +8,14 @@ represent, what the model draws, and how tight the bounds of its likelihood
 are.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # A fit
 # -----
 # The pixels of the digits are bits. RBMs of neighbouring layers are trained
 # first, then all layers together. Likelihoods are lower bounds here,
 # because the hidden layers depend on each other given a digit.
+
+# sphinx_gallery_thumbnail_number = 1
 
 import matplotlib.pyplot as plt
 import numpy as np

@@ -8,13 +8,13 @@ Entries may be missing. One fit gives a normalised density, imputations and
 anomaly scores.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # A table like that of a census
 # -----------------------------
 # The table contains three kinds of households, which differ in every
 # column. A tenth of all entries are missing.
+
+# sphinx_gallery_thumbnail_number = 1
 
 import numpy as np
 import pandas as pd

@@ -8,8 +8,6 @@ spike-and-slab RBM also change the covariance: a unit that is off suppresses
 variation along its filter, and a unit that is on allows it.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # Likelihoods
 # -----------
@@ -18,6 +16,8 @@ variation along its filter, and a unit that is on allows it.
 # to 16. Uniform noise as wide as the gap between them is added, so that
 # they have a density. The base of both RBMs is the same normal
 # distribution.
+
+# sphinx_gallery_thumbnail_number = 1
 
 import numpy as np
 from sklearn.datasets import load_digits

@@ -7,13 +7,13 @@ their filters match the image. The filters of a gate become variants of each
 other, and gates change less than the units of an RBM if an image moves.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # Digits that are shifted
 # -----------------------
 # Images of 8 x 8 bits are placed within 10 x 10 pixels, moved by up to a
 # pixel in each direction.
+
+# sphinx_gallery_thumbnail_number = 1
 
 import numpy as np
 from sklearn.datasets import load_digits

@@ -9,12 +9,12 @@ spends them on five replicas. Dots are the final states of the chains, the
 line is the path of one of them.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # The target
 # ----------
 # An energy is a module with a domain and a ``forward``.
+
+# sphinx_gallery_thumbnail_number = 1
 
 import matplotlib.pyplot as plt
 import numpy as np

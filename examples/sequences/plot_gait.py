@@ -8,11 +8,11 @@ sequence beyond its end, and imputes joints that were lost in some frames,
 given the frames before and after.
 """
 
-# sphinx_gallery_thumbnail_number = 2
-
 # %%
 # The data are walks of eight joints, whose angles are harmonics of a
 # stride; its pace and width differ from walk to walk.
+
+# sphinx_gallery_thumbnail_number = 2
 
 import matplotlib.pyplot as plt
 import numpy as np
