@@ -55,7 +55,7 @@ print(f"{train.isna().mean().mean():.0%} of the entries are missing")
 
 from skebm import RBMEstimator
 
-rbm = RBMEstimator(8, n_iter=100, batch_size=50, random_state=0).fit(train)
+rbm = RBMEstimator(8, n_iter=300, batch_size=50, random_state=0).fit(train)
 independent = RBMEstimator(
     base="independent", n_iter=0, random_state=0
 ).fit(train)
