@@ -59,11 +59,12 @@ import matplotlib.pyplot as plt
 
 by_few, by_all = hybrid.predict(X_test), semi.predict(X_test)
 mended = np.flatnonzero((by_few != y_test) & (by_all == y_test))[:16]
-figure, axes = plt.subplots(2, 8, figsize=(7, 2.6))
+figure, axes = plt.subplots(2, 8, figsize=(7, 2.8))
 for ax, k in zip(axes.flat, mended, strict=True):
     ax.imshow(X_test[k].reshape(8, 8), cmap="gray_r", vmin=0, vmax=1)
     ax.set(xticks=[], yticks=[], frame_on=False)
     ax.set_title(f"{by_few[k]} → {by_all[k]}")
+figure.suptitle("class by a hundred images → class by all images")
 plt.show()
 
 # %%

@@ -34,8 +34,9 @@ grid = [
         "sampler__step_size": [0.1, 0.3],
     },
 ]
-search = GridSearchCV(jem, grid, cv=3, scoring="neg_log_loss")
-search.fit(X_train, y_train)
+search = GridSearchCV(jem, grid, cv=3, scoring="neg_log_loss").fit(
+    X_train, y_train
+)
 
 # %%
 # Mean log-likelihoods of held-out labels, in nats:

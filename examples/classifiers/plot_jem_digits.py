@@ -58,7 +58,7 @@ images = {
     "pixels shuffled": rng.permuted(X_test, axis=1),
     "noise": rng.uniform(0, 17, X_test.shape),
 }
-bins = -np.geomspace(30, 1e6, 60)[::-1]
+bins = -np.geomspace(30, 1e5, 60)[::-1]
 figure, ax = plt.subplots(figsize=(7, 3))
 for name, rows in images.items():
     log_p = np.clip(-joint.energy(rows), bins[0], bins[-1])
@@ -66,9 +66,9 @@ for name, rows in images.items():
     ax.hist(log_p, bins, **style)
     confidence = plain.predict_proba(rows).max(1).mean()
     print(f"{name:16} mean confidence of the classifier {confidence:.2f}")
-ax.set(xscale="symlog", xlabel="-E(x) of the joint model, nats")
-ax.set_ylabel("images")
-ax.legend(loc="upper left")
+ax.set(xscale="symlog", xlim=(bins[0], bins[-1]), ylabel="images")
+ax.set_xlabel("-E(x) of the joint model, nats")
+ax.legend(loc="upper center")
 plt.show()
 
 # %%
