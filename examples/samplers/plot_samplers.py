@@ -72,9 +72,8 @@ class Target(Energy):
 # separate modes. The masses that the modes get depend on the ladder of
 # noise levels, so the method is biased, as plain Langevin dynamics are.
 #
-# Lines are the path of one chain, points the last states of all chains. The
-# numbers are the shares of chains in the second mode, which has 33 % of the
-# mass.
+# The numbers in the titles are the shares of chains in the second mode,
+# which has 33 % of the mass.
 
 generator = torch.Generator().manual_seed(0)
 start = torch.tensor([-2.6, 3.2]).expand(200, 2)
