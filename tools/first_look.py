@@ -21,8 +21,8 @@ def draw(found):
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.6))
     left.hist(score, bins=40)
     left.axvline(detector.offset_, color="k", linestyle="--", linewidth=1)
-    at = {"rotation": 90, "ha": "right", "va": "center"}
-    left.text(detector.offset_ - 0.2, 30, "threshold of predict", **at)
+    at = {"ha": "right", "va": "top", "multialignment": "right"}
+    left.text(detector.offset_ - 0.4, 40, "threshold\nof predict", **at)
     arrow = {"arrowprops": {"arrowstyle": "->", "color": "C1"}, "color": "C1"}
     left.annotate(f"row {row.index[0]}", (score.min(), 1), (score.min(), 12), **arrow)
     left.set(xlabel="log p(x) in nats", ylabel="patients")

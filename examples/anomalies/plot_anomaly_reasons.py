@@ -12,11 +12,11 @@ scikit-learn). Benign tumours are the normal rows. Malignant ones serve only
 to evaluate the detector; nothing is fitted to or tuned on them.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # Normal training rows, and a batch of new rows
 # ---------------------------------------------
+
+# sphinx_gallery_thumbnail_number = 1
 
 import pandas as pd
 from sklearn.datasets import load_breast_cancer

@@ -13,11 +13,11 @@ towns are much more common than others. Four kinds of errors are planted in
 new orders.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # Orders with holes
 # -----------------
+
+# sphinx_gallery_thumbnail_number = 1
 
 import textwrap
 

@@ -10,11 +10,11 @@ semantic analysis: the leading singular vectors of weighted word counts.
 Features of a trained network can be used in the same way (see below).
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # Docstrings as texts
 # -------------------
+
+# sphinx_gallery_thumbnail_number = 1
 
 import inspect
 import textwrap

@@ -14,14 +14,14 @@ scikit-learn's detectors are common ones; those of the RBM were found by a
 few trials on these digits, so its results may be slightly optimistic.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # Data: ten problems
 # ------------------
 # An RBM needs binary columns, so each pixel becomes three: whether it is at
 # least 4, 8, 12 of 16. The other detectors get the grey values, on which
 # they are better than on the bits.
+
+# sphinx_gallery_thumbnail_number = 1
 
 import numpy as np
 from sklearn.datasets import load_digits

@@ -8,8 +8,6 @@ calendar. Three faults of different lengths are planted in a simulated
 hourly load, and found by the default detector.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # A series with a time index
 # --------------------------
@@ -17,6 +15,8 @@ hourly load, and found by the default detector.
 # The detector is fitted to the first two months, in which nothing is wrong.
 # In the third, a single value is too high, the level is shifted for half a
 # day, and a day repeats a night instead of following its own course.
+
+# sphinx_gallery_thumbnail_number = 1
 
 import numpy as np
 import pandas as pd

@@ -11,8 +11,6 @@ network is in evaluation mode. Here each of these choices is an argument of
 chapter.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # Model
 # -----
@@ -21,6 +19,8 @@ chapter.
 # the logits alone define the energy, :math:`E(x) = -\log \sum_y
 # e^{\mathrm{logits}_y(x)}`. ``energy_net`` may return any torch module.
 # Dropout, which the book does not use, is inactive while chains are run.
+
+# sphinx_gallery_thumbnail_number = 1
 
 import numpy as np
 import torch

@@ -7,8 +7,6 @@ probabilities and a density of the images. It also learns from images
 without labels, and draws digits of a given class.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # Ten labels of each class
 # ------------------------
@@ -16,6 +14,8 @@ without labels, and draws digits of a given class.
 # marked by -1. For comparison, the same classifier is also fitted without
 # the unlabelled images, and so is one that learns class probabilities
 # alone.
+
+# sphinx_gallery_thumbnail_number = 1
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -59,11 +59,12 @@ import matplotlib.pyplot as plt
 
 by_few, by_all = hybrid.predict(X_test), semi.predict(X_test)
 mended = np.flatnonzero((by_few != y_test) & (by_all == y_test))[:16]
-figure, axes = plt.subplots(2, 8, figsize=(7, 2.6))
+figure, axes = plt.subplots(2, 8, figsize=(7, 2.8))
 for ax, k in zip(axes.flat, mended, strict=True):
     ax.imshow(X_test[k].reshape(8, 8), cmap="gray_r", vmin=0, vmax=1)
     ax.set(xticks=[], yticks=[], frame_on=False)
     ax.set_title(f"{by_few[k]} → {by_all[k]}")
+figure.suptitle("class by a hundred images → class by all images")
 plt.show()
 
 # %%

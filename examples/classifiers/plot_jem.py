@@ -7,14 +7,14 @@ density of the rows. It can be tuned like any classifier, and it also gives
 log p(x), the log-likelihood of a row.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # Grid search over sampler and weight
 # -----------------------------------
 # The data are chemical analyses of wines from three growers.
 # ``generative_weight=0`` is the plain classifier. The sampler's step size
 # is a hyper-parameter like any other.
+
+# sphinx_gallery_thumbnail_number = 1
 
 from sklearn.datasets import load_wine
 from sklearn.model_selection import GridSearchCV, train_test_split
@@ -34,8 +34,9 @@ grid = [
         "sampler__step_size": [0.1, 0.3],
     },
 ]
-search = GridSearchCV(jem, grid, cv=3, scoring="neg_log_loss")
-search.fit(X_train, y_train)
+search = GridSearchCV(jem, grid, cv=3, scoring="neg_log_loss").fit(
+    X_train, y_train
+)
 
 # %%
 # Mean log-likelihoods of held-out labels, in nats:

@@ -11,14 +11,14 @@ are shifted by one pixel in the four directions, so that pixels alone say
 little.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # Digits without labels
 # ---------------------
 # The network of two hidden layers is fitted to all training digits, without
 # their labels. A sparsity target makes each unit active for few digits,
 # which helps a classifier.
+
+# sphinx_gallery_thumbnail_number = 1
 
 import matplotlib.pyplot as plt
 import numpy as np

@@ -13,11 +13,11 @@ copies of a digit together. Otherwise copies of a test digit would be in the
 training set.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # Data: 1797 digits, five copies of each
 # --------------------------------------
+
+# sphinx_gallery_thumbnail_number = 1
 
 import time
 

@@ -45,8 +45,8 @@ print(color.mean().round(2), color.std().round(2))
 # -------------------------------------------
 # Only alcohol is given here; the other columns are integrated out.
 
-alcohol = np.linspace(11, 15, 41)
-asked = known.iloc[[0] * 41].reset_index(drop=True)
+alcohol = np.linspace(11.4, 14.8, 35)
+asked = known.iloc[[0] * 35].reset_index(drop=True)
 asked[:] = np.nan
 asked["alcohol"] = alcohol
 low, middle, high = model.quantile(
@@ -80,15 +80,20 @@ one = model.conditional(wines.iloc[[0]], "color_intensity")
 grid = np.linspace(1, 12, 300)
 figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3.4))
 left.fill_between(grid, one.pdf(grid[:, None])[:, 0], alpha=0.4)
-left.axvline(
-    wines.iloc[0]["color_intensity"], color="black", linestyle="--"
-)
+true = wines.iloc[0]["color_intensity"]
+left.axvline(true, color="black", linestyle="--", label="its own color")
 left.set(xlabel="color intensity", ylabel="density given the other columns")
-right.fill_between(alcohol, low, high, alpha=0.3)
-right.plot(alcohol, middle)
+left.set_title("one wine")
+left.legend(loc="upper right")
+right.fill_between(alcohol, low, high, alpha=0.3, label="80 % interval")
+right.plot(alcohol, middle, label="median")
+points = {"s": 8, "linewidths": 0}
 right.scatter(
-    wines["alcohol"], wines["color_intensity"], s=8, color="black"
+    wines["alcohol"], wines["color_intensity"], **points, color="black"
 )
-right.scatter(np.full(200, 14.0), drawn[:, 1], s=8, alpha=0.5)
-right.set(xlabel="alcohol", ylabel="color intensity")
+right.scatter(
+    np.full(200, 14.0), drawn[:, 1], **points, alpha=0.5, label="draws"
+)
+right.set(xlabel="alcohol", ylabel="color intensity", title="all wines")
+right.legend(loc="upper left")
 plt.show()

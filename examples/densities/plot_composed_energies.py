@@ -9,12 +9,12 @@ seen the four places where ring and bands overlap, but the sum of their
 energies draws its samples there.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # Two sets of rows
 # ----------------
 # Both densities are known, and so is their product, up to a constant.
+
+# sphinx_gallery_thumbnail_number = 1
 
 import matplotlib.pyplot as plt
 import numpy as np

@@ -7,13 +7,13 @@ whole distribution of x given the conditions, with branches, skewness and
 errors that grow, and detects rows that do not fit.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # A curve with branches
 # ---------------------
 # The data follow a curve that divides into two branches, with errors that
 # depend on the condition.
+
+# sphinx_gallery_thumbnail_number = 1
 
 import matplotlib.pyplot as plt
 import numpy as np

@@ -10,13 +10,13 @@ rows lie, and the Kullback-Leibler divergence says how far the model is from
 the truth.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # Rows of a known density
 # -----------------------
 # A row is a point of the spiral with Gaussian noise, so that the density is
 # a mean of Gaussians along the curve.
+
+# sphinx_gallery_thumbnail_number = 1
 
 import matplotlib.pyplot as plt
 import numpy as np

@@ -7,8 +7,6 @@ of a normalizing flow, and trains the flow adversarially against the energy.
 Both are normalised densities afterwards.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # A flow and an energy that corrects it
 # -------------------------------------
@@ -16,6 +14,8 @@ Both are normalised densities afterwards.
 # Gaussians along the arcs. The flow is affine: it is a continuous map and
 # cannot split a Gaussian into two separate parts, so some mass remains
 # between the arcs; the energy corrects this.
+
+# sphinx_gallery_thumbnail_number = 1
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -61,19 +61,23 @@ for name, log_density in log_densities.items():
 # All panels have the same colours. The points are rows of the data and
 # samples of the energy.
 
-side = np.linspace(-2, 3, 84)
+side = np.linspace(-2, 3, 201)
 grid = np.stack(np.meshgrid(side, side - 0.25), -1).reshape(-1, 2)
 samples = both.sample(300, random_state=0, n_steps=10)
-panels = {"truth, rows": truth.score_samples} | log_densities
-points = {"truth, rows": test[:300], "energy": samples}
+panels = {"truth": truth.score_samples} | log_densities
+points = {
+    "truth": (test[:300], "rows"),
+    "energy": (samples, "samples"),
+}
 fig, axes = plt.subplots(2, 2, figsize=(7, 5), sharex=True, sharey=True)
 for ax, (name, log_density) in zip(axes.flat, panels.items(), strict=True):
     p = np.exp(log_density(grid)).reshape(len(side), -1)
     ax.pcolormesh(side, side - 0.25, p, vmin=0, vmax=0.6, rasterized=True)
+    ax.set(xlim=(-1.8, 2.8), ylim=(-1.2, 1.7), title=name)
     if name in points:
-        ax.plot(*points[name].T, ".", color="C1", markersize=2)
-    title = "energy, samples" if name == "energy" else name
-    ax.set(xlim=(-1.8, 2.8), ylim=(-1.2, 1.7), title=title)
+        rows, kind = points[name]
+        ax.plot(*rows.T, ".", color="C1", markersize=2)
+        ax.set_title(f"{name}, {len(rows)} {kind}")
     ax.set(xticks=[], yticks=[], frame_on=False)
 plt.show()
 

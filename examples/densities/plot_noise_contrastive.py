@@ -7,14 +7,14 @@ known noise distribution. The classifier learns the ratio of the two
 densities, and thereby the density of the data and its log Z.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # Two rings
 # ---------
 # The rows lie on two circles, with Gaussian noise, so that their density is
 # known. The noise of the classifier is one Gaussian. Random Fourier
 # features let the network follow narrow shapes.
+
+# sphinx_gallery_thumbnail_number = 1
 
 import matplotlib.pyplot as plt
 import numpy as np

@@ -9,13 +9,13 @@ imputations and anomaly scores. As it is trained on noisy rows, it can also
 denoise images.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # Two moons
 # ---------
 # Columns may have any units: the model standardises them, and
 # log-likelihoods refer to the units of X.
+
+# sphinx_gallery_thumbnail_number = 1
 
 import matplotlib.pyplot as plt
 import numpy as np

@@ -7,11 +7,11 @@ fitted to binary images of 8 x 8 pixels. It then gives the log-likelihood of
 new images, flags outliers, and draws samples.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # The images are made black and white, and a quarter of them are held out
 # for testing.
+
+# sphinx_gallery_thumbnail_number = 1
 
 import time
 

@@ -8,14 +8,14 @@ represent, what the model draws, and how tight the bounds of its likelihood
 are.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # A fit
 # -----
 # The pixels of the digits are bits. RBMs of neighbouring layers are trained
 # first, then all layers together. Likelihoods are lower bounds here,
 # because the hidden layers depend on each other given a digit.
+
+# sphinx_gallery_thumbnail_number = 1
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -51,7 +51,8 @@ print(f"mean field takes {inferred.n_steps.mean():.1f} steps a row")
 # Both layers
 # -----------
 # The figure shows the weights of units of the first layer, those of the
-# second layer as combinations of the first, W2 W1, and samples.
+# second layer as combinations of the first, W2 W1, and samples beside
+# digits.
 
 
 def strongest(filters, n=20):
@@ -71,9 +72,10 @@ first, second = model.weights_
 panels = {
     "first layer": (strongest(first), "RdBu_r", -1),
     "second layer": (strongest(second @ first), "RdBu_r", -1),
+    "new digits": (test[:20], "gray_r", 0),
     "samples": (model.sample(20, random_state=0), "gray_r", 0),
 }
-figure, axes = plt.subplots(1, 3, figsize=(7.5, 3.3))
+figure, axes = plt.subplots(1, 4, figsize=(8, 2.7))
 for ax, (title, panel) in zip(axes, panels.items(), strict=True):
     rows, colours, lowest = panel
     ax.imshow(tiled(rows), cmap=colours, vmin=lowest, vmax=1)

@@ -10,8 +10,6 @@ similar to each other than the random patterns for which the capacities of
 the rules are known.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # Ten digits are stored
 # ---------------------
@@ -20,6 +18,8 @@ the rules are known.
 # five images the lower half is empty. Of the rules with couplings, that of
 # the pseudo-inverse can hold similar patterns; the dense rule, the default,
 # has no couplings.
+
+# sphinx_gallery_thumbnail_number = 1
 
 import matplotlib.pyplot as plt
 import numpy as np

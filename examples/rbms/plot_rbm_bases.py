@@ -13,14 +13,14 @@ p(x given h) is a tree too, so block Gibbs sampling stays exact, and
 annealed importance sampling of log Z starts from q.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # Data
 # ----
 # Each of the 36 inner pixels of a digit is coded by three bits: whether it
 # is at least 4, 8, 12 of 16. Four of the eight patterns of three such bits
 # are impossible, which independent columns cannot represent.
+
+# sphinx_gallery_thumbnail_number = 1
 
 import numpy as np
 from sklearn.datasets import load_digits

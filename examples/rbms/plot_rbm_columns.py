@@ -8,13 +8,13 @@ Entries may be missing. One fit gives a normalised density, imputations and
 anomaly scores.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # A table like that of a census
 # -----------------------------
 # The table contains three kinds of households, which differ in every
 # column. A tenth of all entries are missing.
+
+# sphinx_gallery_thumbnail_number = 1
 
 import numpy as np
 import pandas as pd
@@ -55,7 +55,7 @@ print(f"{train.isna().mean().mean():.0%} of the entries are missing")
 
 from skebm import RBMEstimator
 
-rbm = RBMEstimator(8, n_iter=100, batch_size=50, random_state=0).fit(train)
+rbm = RBMEstimator(8, n_iter=300, batch_size=50, random_state=0).fit(train)
 independent = RBMEstimator(
     base="independent", n_iter=0, random_state=0
 ).fit(train)

@@ -8,8 +8,6 @@ spike-and-slab RBM also change the covariance: a unit that is off suppresses
 variation along its filter, and a unit that is on allows it.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # Likelihoods
 # -----------
@@ -18,6 +16,8 @@ variation along its filter, and a unit that is on allows it.
 # to 16. Uniform noise as wide as the gap between them is added, so that
 # they have a density. The base of both RBMs is the same normal
 # distribution.
+
+# sphinx_gallery_thumbnail_number = 1
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -34,17 +34,15 @@ train, test = X[:1400], X[1400:]
 
 settings = {
     "batch_size": 100,
-    "learning_rate": 0.05,
-    "n_iter": 150,
+    "learning_rate": 0.1,
+    "n_iter": 200,
     "optimizer": SGD(schedule="linear"),
-    "partition": AISBracket(n_betas=300, n_steps=100),
+    "partition": AISBracket(n_betas=1000, n_steps=100),
     "random_state": 0,
 }
 models = {
     "one normal distribution": GaussianMixture(reg_covar=0.1),
-    "Gaussian RBM": RBMEstimator(
-        64, base="gaussian", **settings | {"learning_rate": 0.1}
-    ),
+    "Gaussian RBM": RBMEstimator(64, base="gaussian", **settings),
     "spike-and-slab RBM": SpikeSlabRBM(64, **settings),
 }
 print("mean log-likelihood of test images, in nats")
@@ -56,7 +54,8 @@ for name, model in models.items():
 # Filters and samples
 # -------------------
 # The left panel shows the directions in which units with the largest
-# weights move images, the right panel samples of the model.
+# weights move images, the right panel samples of the model. These have the
+# noise that was added to the grey levels.
 
 import matplotlib.pyplot as plt
 
@@ -76,7 +75,7 @@ def tiled(rows, gap):
     return framed.transpose(0, 2, 1, 3).reshape(40, 54)
 
 
-figure, axes = plt.subplots(1, 2, figsize=(7.5, 2.8))
+figure, axes = plt.subplots(1, 2, figsize=(7.5, 3))
 axes[0].imshow(tiled(filters, 0), cmap="RdBu_r", vmin=-1, vmax=1)
 axes[1].imshow(tiled(samples, 0), cmap="gray_r", vmin=0, vmax=17)
 for ax, title in zip(axes, ("filters", "samples"), strict=True):

@@ -4,16 +4,17 @@ Subspace RBM of shifted digits: filters by gate
 
 A gate of a subspace RBM controls several units, and is on if one or more of
 their filters match the image. The filters of a gate become variants of each
-other, and gates change less than the units of an RBM if an image moves.
+other, and gates change less than the units of an RBM if an image moves a
+little.
 """
-
-# sphinx_gallery_thumbnail_number = 1
 
 # %%
 # Digits that are shifted
 # -----------------------
 # Images of 8 x 8 bits are placed within 10 x 10 pixels, moved by up to a
 # pixel in each direction.
+
+# sphinx_gallery_thumbnail_number = 1
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -35,7 +36,7 @@ def placed(images, shifts):
 X = placed(digits, rng.integers(0, 3, (len(digits), 2)))
 
 # %%
-# Sixteen gates of four units each, beside an RBM of as many units:
+# Thirty-two gates of four units each, beside an RBM of as many units:
 
 settings = {
     "base": "independent",
@@ -43,16 +44,18 @@ settings = {
     "n_iter": 100,
     "random_state": 0,
 }
-gates = SubspaceRBM(16, 4, **settings).fit(X)
-plain = RBMEstimator(64, **settings).fit(X)
+gates = SubspaceRBM(32, 4, **settings).fit(X)
+plain = RBMEstimator(128, **settings).fit(X)
 
 # %%
 # Filters, and an image that moves
 # --------------------------------
-# The left panel has the four filters of each of eight gates, one gate in
-# each line. An image is then moved by one pixel after the other, down and
-# to the right in turn. The right panel shows the correlation of its
-# features with those before the first move, as a mean over images.
+# The left panel has the four filters of each of the five gates with the
+# largest weights, one gate in each line. An image is then moved by one
+# pixel after the other, down and to the right in turn. The right panel
+# shows the correlation of its features with those before the first move, as
+# a mean over images: over the first two moves, gates change less than the
+# units of the RBM.
 
 import matplotlib.pyplot as plt
 
@@ -74,21 +77,21 @@ def correlation(model, move):
     return np.mean([np.corrcoef(*pair)[0, 1] for pair in pairs])
 
 
-strongest = np.argsort(-np.square(gates.components_).sum((1, 2)))[:8]
-filters = gates.components_[strongest].reshape(32, -1)
+strongest = np.argsort(-np.square(gates.components_).sum((1, 2)))[:5]
+filters = gates.components_[strongest].reshape(20, -1)
 moves = [(0, 0), (1, 0), (1, 1), (2, 1), (2, 2)]
 figure, (left, right) = plt.subplots(
-    1, 2, figsize=(7.5, 4), width_ratios=[1, 1.6]
+    1, 2, figsize=(7.5, 4), width_ratios=[1, 1.15]
 )
 size = np.quantile(np.abs(filters), 0.995)
 left.imshow(tiled(filters), cmap="RdBu_r", vmin=-size, vmax=size)
-left.set(title="filters of eight gates", xticks=[], yticks=[])
+left.set(title="filters of five gates", xticks=[], yticks=[])
 left.set(frame_on=False)
 for name, model in {"gates": gates, "units of an RBM": plain}.items():
     values = [correlation(model, move) for move in moves]
     right.plot(range(5), values, "o-", label=name)
     print(f"{name}: {np.round(values, 2)}")
-right.set(xlabel="moves of a pixel", ylabel="correlation of the features")
+right.set(xlabel="moves by one pixel", ylabel="correlation of the features")
 right.axhline(0, color="0.8", linewidth=1, zorder=0)
 right.set_xticks(range(5))
 right.legend(loc="upper right")

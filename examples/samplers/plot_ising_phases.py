@@ -11,8 +11,6 @@ magnetisation; small grids can be enumerated. Samples of finite grids are
 compared with both, and then the couplings are recovered from samples.
 """
 
-# sphinx_gallery_thumbnail_number = 2
-
 # %%
 # One run for all temperatures
 # ----------------------------
@@ -25,6 +23,8 @@ compared with both, and then the couplings are recovered from samples.
 # between temperatures, and its replicas are draws at all temperatures. Half
 # of the chains start with all spins up, the others at random; R-hat
 # compares the chains.
+
+# sphinx_gallery_thumbnail_number = 2
 
 import matplotlib.pyplot as plt
 import numpy as np

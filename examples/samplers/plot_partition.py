@@ -8,8 +8,6 @@ every method that applies to a model. On models small enough to enumerate,
 its table shows the error of each method.
 """
 
-# sphinx_gallery_thumbnail_number = 2
-
 # %%
 # An Ising model
 # --------------
@@ -18,6 +16,8 @@ its table shows the error of each method.
 # a nat. Here, Bethe's approximation is guaranteed to be a lower bound and
 # the tree-reweighted free energy an upper bound, and both take
 # milliseconds.
+
+# sphinx_gallery_thumbnail_number = 2
 
 import textwrap
 

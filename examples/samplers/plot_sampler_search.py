@@ -8,8 +8,6 @@ objects with ``get_params``: a grid may contain samplers, or a parameter of
 one as ``sampler__step_size``.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # A pipeline from counts to a density
 # -----------------------------------
@@ -18,6 +16,8 @@ one as ``sampler__step_size``.
 # natural sampler of an RBM, is the reference. The gradient-based samplers
 # do not use the two layers, and are applicable to any differentiable energy
 # of binary rows. Each sampler takes five steps per batch.
+
+# sphinx_gallery_thumbnail_number = 1
 
 import pandas as pd
 from sklearn.datasets import load_digits

@@ -9,12 +9,12 @@ spends them on five replicas. Dots are the final states of the chains, the
 line is the path of one of them.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # The target
 # ----------
 # An energy is a module with a domain and a ``forward``.
+
+# sphinx_gallery_thumbnail_number = 1
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -71,6 +71,9 @@ class Target(Energy):
 # there as well. Annealed Langevin dynamics start at noise levels without
 # separate modes. The masses that the modes get depend on the ladder of
 # noise levels, so the method is biased, as plain Langevin dynamics are.
+#
+# The numbers in the titles are the shares of chains in the second mode,
+# which has 33 % of the mass.
 
 generator = torch.Generator().manual_seed(0)
 start = torch.tensor([-2.6, 3.2]).expand(200, 2)
@@ -118,9 +121,6 @@ for ax, (name, (sampler, n_steps)) in zip(
 plt.show()
 
 # %%
-# The numbers are the shares of chains in the second mode, which has 33 % of
-# the mass.
-#
 # One-hot and binary rows
 # -----------------------
 # The target is the same, on a grid of 40 x 40 cells with a one-hot column

@@ -8,11 +8,11 @@ sequence beyond its end, and imputes joints that were lost in some frames,
 given the frames before and after.
 """
 
-# sphinx_gallery_thumbnail_number = 2
-
 # %%
 # The data are walks of eight joints, whose angles are harmonics of a
 # stride; its pace and width differ from walk to walk.
+
+# sphinx_gallery_thumbnail_number = 2
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -45,20 +45,21 @@ train, test = [walk(150, seed) for seed in range(12)], walk(150, 100)
 # the past does not explain.
 
 model = TemporalRBM(
-    30, order=3, n_iter=40, base="gaussian", random_state=0
+    30, order=12, n_iter=40, base="gaussian", random_state=0
 ).fit(train)
 print(f"{model.score(test):.2f} nats a frame given its past")
 
 # %%
-# After twenty frames of a new walk, the model continues it for 180 frames:
-# the joints keep swinging together, at a pace of their own.
+# After twenty frames of a new walk, the model continues it for 130 frames.
+# The continuation follows the walk for half a stride; after that, the
+# joints keep swinging together, at a pace and a width of their own.
 
 display = TrajectoryDisplay.from_estimator(
     model,
     test,
     columns=[0, 1, 2, 6],
     n_start=20,
-    n_frames=180,
+    n_frames=130,
     random_state=0,
 )
 display.plot()

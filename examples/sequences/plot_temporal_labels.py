@@ -8,12 +8,12 @@ all other frames: the notes before, and in a generative fit also those
 after, determine the chord.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # In these songs, chords of three to six notes follow each other in a fixed
 # order, with some chords left out. Three notes in four are drawn from the
 # chord, the others from all seven notes. The label of a note is its chord.
+
+# sphinx_gallery_thumbnail_number = 1
 
 import matplotlib.pyplot as plt
 import numpy as np

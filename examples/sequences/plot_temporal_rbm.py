@@ -7,12 +7,12 @@ ones. It continues a song beyond its end, and detects frames that do not
 follow, although each of them would be likely elsewhere.
 """
 
-# sphinx_gallery_thumbnail_number = 1
-
 # %%
 # The songs consist of four chords, each of which lasts for four frames,
 # with a melody on top. The order of the chords is always the same; the
 # notes of the melody belong to the chord.
+
+# sphinx_gallery_thumbnail_number = 1
 
 import matplotlib.pyplot as plt
 import numpy as np

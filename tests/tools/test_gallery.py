@@ -55,6 +55,25 @@ def test_a_figure_that_is_filled_later_is_found():
     assert filled_later(source.replace("# %%\naxes", "# %%\nfor axes in ():\n    axes")) == []
 
 
+def blocks_of_comments(source):
+    """Blocks of a program without statements, which a page shows as an empty box."""
+    first = ast.parse(source).body[0].end_lineno
+    code = "\n".join(source.splitlines()[first:])
+    blocks = [block.strip() for block in re.split(r"^# %%(?:\n#.*)*", code, flags=re.M)]
+    return [block for block in blocks if block and not ast.parse(block).body]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_no_block_is_of_comments_only(example):
+    assert blocks_of_comments(example.read_text()) == []
+
+
+def test_a_block_of_comments_is_found():
+    source = '"""A."""\n\n# number = 1\n\n# %%\n# Text\n\n# And this\n\nx = 1\n\n# %%\n# End\n'
+    assert blocks_of_comments(source) == ["# number = 1"]
+    assert blocks_of_comments(source.replace("# number = 1\n\n", "")) == []
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_titles_are_short_and_examples_tell_a_story(example):
     docstring = ast.get_docstring(ast.parse(example.read_text()))

@@ -134,8 +134,9 @@ class NormalMixtures:
     def ppf(self, u: Tensor) -> Tensor:
         """Quantiles, (n, m), of probabilities in [0, 1].
 
-        By Newton's steps on the CDF that stay in an interval which contains the quantile; it starts
-        between the smallest and the largest quantile of the components.
+        By Newton's steps on the CDF that stay in an interval which contains the quantile, each at
+        most half as long as the last one, and by halving the interval otherwise; it starts between
+        the smallest and the largest quantile of the components.
         """
         n, m = u.shape
         size = max(1, CHUNK // max(1, self.means.shape[1] * m))
@@ -150,19 +151,21 @@ class NormalMixtures:
         high = each.masked_fill(~possible, -math.inf).amax(2)
         ends = low.isinf()  # of probabilities 0 and 1, whose bounds are equal
         low, high = low.masked_fill(ends, 0.0), high.masked_fill(ends, 0.0)
-        x, tolerance = (low + high) / 2, 1e-13 * self.std[:, None]
+        x, length, tolerance = (low + high) / 2, high - low, 1e-13 * self.std[:, None]
         rows = torch.arange(len(x), device=x.device)
         for _ in range(MOST_STEPS):
-            some, at = self.of_rows(rows), x[rows]
+            some, at, last = self.of_rows(rows), x[rows], length[rows]
             error = some.cdf(at) - u[rows]
             low[rows] = torch.where(error < 0, at, low[rows])
             high[rows] = torch.where(error < 0, high[rows], at)
             step = at - error / some.log_prob(at).exp()
-            inside = (step > low[rows]) & (step < high[rows])
+            inside = (step > low[rows]) & (step < high[rows]) & ((step - at).abs() <= last / 2)
             new = torch.where(inside, step, (low[rows] + high[rows]) / 2)
-            x[rows] = torch.where(ends[rows], at, new)
-            moved = (new - at).abs() > tolerance[rows] + 1e-14 * at.abs()
-            rows = rows[(moved & (error != 0) & ~ends[rows]).any(1)]
+            # A quantile that is found is an end of its interval, so that it is not halved.
+            found = (error == 0) | (step == at) | (last <= tolerance[rows] + 1e-14 * at.abs())
+            x[rows] = new = torch.where(found, at, new)
+            length[rows] = (new - at).abs()
+            rows = rows[~found.all(1)]
             if not len(rows):
                 break
         return torch.where(ends, torch.where(u > 0.5, math.inf, -math.inf), x)

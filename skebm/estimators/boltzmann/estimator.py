@@ -201,7 +201,8 @@ class BoltzmannMachineDensity(CategoriesMixin, ModelQueriesMixin, BaseDensity):
     >>> a, b = rng.integers(0, 2, (2, 500))
     >>> noisy = np.where(rng.random(500) < 0.1, 1 - a, a)
     >>> model = BoltzmannMachineDensity().fit(np.column_stack([a, noisy, b]))
-    >>> round(float(model.couplings_[0, 1]), 1)  # a and its noisy copy: 2 log(0.9 / 0.1) = 4.4
+    >>> # A bit and its noisy copy: 2 log(0.9 / 0.1) = 4.4
+    >>> round(float(model.couplings_[0, 1]), 1)
     4.4
     >>> bool(
     ...     abs(model.couplings_[0, 2])

@@ -19,12 +19,15 @@ MAX_LEVELS = 20
 # Maximum number of rows and of entries from which columns are summarised.
 MAX_ROWS, MAX_ENTRIES = 1000, 1_000_000
 MICROSECONDS_OF_A_DAY = 86_400_000_000
+# Microseconds of what dates and durations may be whole numbers of: days, hours, minutes, seconds.
+TIME_UNITS = (MICROSECONDS_OF_A_DAY, 3_600_000_000, 60_000_000, 1_000_000)
 
 
 class Column(NamedTuple):
     """Summary of a column: its values, or their quantiles, and how often each occurs.
 
-    Those of dates and durations, the `times`, are numbers of days.
+    Those of dates and durations, the `times`, are numbers of days; `unit` is that of which all of
+    them are whole numbers, in microseconds.
     """
 
     name: str
@@ -32,6 +35,7 @@ class Column(NamedTuple):
     counts: np.ndarray
     discrete: bool
     times: str = ""
+    unit: int = 1
 
     def numbers_of(self, X: Any, j: int) -> np.ndarray:
         """Column `j` of a table as numbers; of dates and durations as days."""
@@ -45,6 +49,11 @@ class Column(NamedTuple):
             return values
         found: np.ndarray = (values * MICROSECONDS_OF_A_DAY).round().astype("m8[us]")
         return found + np.datetime64(0, "us") if self.times == DATES else found
+
+    def as_expected(self, values: np.ndarray) -> np.ndarray:
+        """Means in the units of the column, those of dates of whole days by the day, and so on."""
+        in_days = self.unit / MICROSECONDS_OF_A_DAY
+        return self.in_own_units((values / in_days).round() * in_days if self.times else values)
 
 
 def summarise_columns(X: Any, *, text_is_dates: bool) -> list[Column] | None:
@@ -61,10 +70,20 @@ def summarise_columns(X: Any, *, text_is_dates: bool) -> list[Column] | None:
         as_table(take_rows(X, some.astype(int))), None if text_is_dates else ()
     )
     names = column_names(table)
-    found = [
-        summarise_column(name, present_values(column_of(table, j))) for j, name in enumerate(names)
-    ]
-    return [column._replace(times=times.kinds.get(j, "")) for j, column in enumerate(found)]
+    found = []
+    for j, name in enumerate(names):
+        values = present_values(column_of(table, j))
+        column = summarise_column(name, values)
+        if j in times.kinds:
+            column = column._replace(times=times.kinds[j], unit=time_unit(values))
+        found.append(column)
+    return found
+
+
+def time_unit(in_days: np.ndarray) -> int:
+    """Largest of TIME_UNITS, or a microsecond, of which times are whole numbers."""
+    exact = (np.asarray(in_days, dtype=float) * MICROSECONDS_OF_A_DAY).round()
+    return next((unit for unit in TIME_UNITS if not (exact % unit).any()), 1)
 
 
 def numeric_columns(X: Any) -> Iterator[tuple[str, np.ndarray]]:

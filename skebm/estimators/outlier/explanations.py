@@ -115,7 +115,7 @@ def explain_by_imputation(
     for j, column in enumerate(columns):
         grid = ConditionalGrid(statistic, X, j, column, weighted=conditional)
         contributions[:, j] = difference(grid.mean_statistic(), own)
-        expected[:, j] = as_objects(column.in_own_units(grid.expected()))
+        expected[:, j] = as_objects(column.as_expected(grid.expected()))
     values = [as_objects(np.asarray(column_of(X, j))) for j in range(len(columns))]
     return Explanation(
         contributions,

@@ -51,6 +51,26 @@ def test_quantiles_invert_probabilities(mixtures):
     assert ends.tolist() == [[-np.inf, np.inf]] * 4
 
 
+def test_quantiles_of_many_rows_at_once():
+    generator = torch.Generator().manual_seed(0)
+    log_weight, mean, scale = (torch.randn(200, 50, generator=generator) for _ in range(3))
+    many = NormalMixtures(3 * log_weight, 3 * mean, scale.abs() + 0.05)
+    u = torch.linspace(0.01, 0.99, 99, dtype=torch.float64).expand(200, -1)
+    x = many.ppf(u)
+    np.testing.assert_allclose(many.cdf(x), u, rtol=1e-9)
+    assert (x.diff(dim=1) > 0).all()
+    one = many.of_rows(slice(7, 8))
+    np.testing.assert_allclose(one.ppf(u[:1]), x[7:8], rtol=1e-9)
+
+
+def test_quantiles_beside_a_gap():
+    apart = NormalMixtures(torch.zeros(1, 2), torch.tensor([[-1e3, 1e3]]), torch.ones(1, 2))
+    u = torch.tensor([[0.25, 0.5, 0.75]], dtype=torch.float64)
+    low, middle, high = apart.ppf(u)[0].tolist()
+    assert (low, high) == pytest.approx((-1e3, 1e3), rel=1e-9)
+    assert low < middle < high
+
+
 def test_moments_are_those_of_draws(mixtures):
     drawn = mixtures.sample(40_000, torch.Generator().manual_seed(1))
     error = mixtures.std / 200

@@ -421,6 +421,20 @@ def test_reasons_are_dates(kind):
     assert (abs(expected - near) < pd.Timedelta("12h")).all()
 
 
+def test_expected_dates_have_the_unit_of_those_of_fit():
+    random = np.random.default_rng(0)
+    day = pd.Timestamp("2025-01-01") + pd.to_timedelta(random.integers(0, 200, 300), "D")
+    minutes = pd.to_timedelta(2880 + random.integers(0, 9, 300), "min")
+    frame = pd.DataFrame({"day": day, "end": day + minutes, "took": minutes})
+    detector = EnergyOutlierDetector(random_state=0).fit(frame)
+    odd = frame[:9].assign(day=frame["day"][:9] - pd.Timedelta("365D"))
+    expected = pd.DataFrame(detector.explain(odd).expected, columns=list(frame))
+    assert (pd.to_datetime(expected["day"]).dt.normalize() == expected["day"]).all()
+    for name in ("end", "took"):
+        assert (expected[name].dt.round("min") == expected[name]).all()
+    assert not (expected["end"].dt.normalize() == expected["end"]).all()
+
+
 def test_days_go_on_after_those_of_fit():
     random = np.random.default_rng(0)
     day = pd.Timestamp("2026-01-01") + pd.to_timedelta(random.integers(0, 60, 300), "D")
