@@ -160,9 +160,11 @@ class NormalMixtures:
             step = at - error / some.log_prob(at).exp()
             inside = (step > low[rows]) & (step < high[rows])
             new = torch.where(inside, step, (low[rows] + high[rows]) / 2)
-            x[rows] = torch.where(ends[rows], at, new)
-            moved = (new - at).abs() > tolerance[rows] + 1e-14 * at.abs()
-            rows = rows[(moved & (error != 0) & ~ends[rows]).any(1)]
+            near = tolerance[rows] + 1e-14 * at.abs()
+            # A quantile that is found is an end of its interval, inside of which no step would be.
+            found = (error == 0) | ((step - at).abs() <= near) | ends[rows]
+            x[rows] = torch.where(found, at, new)
+            rows = rows[((x[rows] - at).abs() > near).any(1)]
             if not len(rows):
                 break
         return torch.where(ends, torch.where(u > 0.5, math.inf, -math.inf), x)
