@@ -43,7 +43,7 @@ class ConditionalDisplay:
         Values of a number by their probabilities; None for levels.
     observed : object or None, default=None
         Value of the column in the row, which is not used for `p`.
-    given : dict of str to object, default={}
+    given : dict of str to object or None, default=None
         What is known of the other columns.
     method : {"exact", "quadrature", "sampling"}, default="exact"
         As of the :class:`~skebm.estimators.queries.columns.ColumnConditional`.
@@ -79,7 +79,7 @@ class ConditionalDisplay:
     p: np.ndarray
     quantiles: Mapping[float, float] | None = None
     observed: Any = None
-    given: Mapping[str, Any] = field(default_factory=dict)
+    given: Mapping[str, Any] | None = None
     method: str = "exact"
     figure_: Any = field(default=None, init=False)
     ax_: Any = field(default=None, init=False)
@@ -224,13 +224,13 @@ class PartialDisplay:
         Whether the condition has levels.
     mean : ndarray of shape (m,) or None, default=None
         Means of a column of numbers.
-    quantiles : dict of float to ndarray of shape (m,), default={}
+    quantiles : dict of float to ndarray of shape (m,) or None, default=None
         Quantiles of a column of numbers by their probabilities.
-    probabilities : dict of object to ndarray of shape (m,), default={}
+    probabilities : dict of object to ndarray of shape (m,) or None, default=None
         Those of the levels of a column, in place of mean and quantiles.
     data : ndarray of shape (n_rows, 2) or None, default=None
         Rows of condition and column, if both are numbers.
-    given : dict of str to object, default={}
+    given : dict of str to object or None, default=None
         Values of other columns.
     method : {"exact", "quadrature", "sampling"}, default="exact"
 
@@ -266,10 +266,10 @@ class PartialDisplay:
     x: np.ndarray
     x_is_levels: bool = False
     mean: np.ndarray | None = None
-    quantiles: Mapping[float, np.ndarray] = field(default_factory=dict)
-    probabilities: Mapping[Any, np.ndarray] = field(default_factory=dict)
+    quantiles: Mapping[float, np.ndarray] | None = None
+    probabilities: Mapping[Any, np.ndarray] | None = None
     data: np.ndarray | None = None
-    given: Mapping[str, Any] = field(default_factory=dict)
+    given: Mapping[str, Any] | None = None
     method: str = "exact"
     figure_: Any = field(default=None, init=False)
     ax_: Any = field(default=None, init=False)
@@ -369,11 +369,11 @@ class PartialDisplay:
         ax = axes_of("PartialDisplay", ax, SIZE)
         self.figure_, self.ax_ = ax.figure, ax
         draws = ", from draws" if self.method == "sampling" else ""
-        if self.mean is None:
-            self._draw_probabilities()
+        if self.probabilities is not None:
+            self._draw_probabilities(self.probabilities)
             ax.set(ylabel=f"probability of {self.name}{draws}", ylim=(0, 1))
-        else:
-            self._draw_numbers(self.mean)
+        elif self.mean is not None:
+            self._draw_numbers(self.mean, self.quantiles or {})
             ax.set(ylabel=self.name + draws)
         ax.set_xlabel(self.condition)
         if self.x_is_levels:
@@ -388,14 +388,14 @@ class PartialDisplay:
         ax.legend(frameon=False, fontsize=SMALL, **beside)
         return self
 
-    def _draw_numbers(self, mean: np.ndarray) -> None:
-        ax, levels = self.ax_, sorted(self.quantiles)
+    def _draw_numbers(self, mean: np.ndarray, quantiles: Mapping[float, np.ndarray]) -> None:
+        ax, levels = self.ax_, sorted(quantiles)
         if self.data is not None:
             ax.scatter(*self.data.T, s=7, color="0.55", lw=0, zorder=0)
         x = np.arange(len(self.x)) if self.x_is_levels else self.x
         pairs = [(q, r) for q, r in zip(levels, levels[::-1], strict=True) if q < r]
         for q, r in pairs:
-            low, high = self.quantiles[q], self.quantiles[r]
+            low, high = quantiles[q], quantiles[r]
             label = f"quantiles {100 * q:.3g} to {100 * r:.3g} %"
             if self.x_is_levels:
                 ax.vlines(x, low, high, color=NAVY, alpha=0.35, lw=5, label=label)
@@ -406,12 +406,12 @@ class PartialDisplay:
             middle, marker = levels[len(levels) // 2], "_" if self.x_is_levels else None
             name = "median" if middle == 0.5 else f"quantile {100 * middle:.3g} %"
             style: dict[str, Any] = {"color": NAVY, "label": name, "marker": marker}
-            ax.plot(x, self.quantiles[middle], lw=1.5, markersize=12, **style | line)
+            ax.plot(x, quantiles[middle], lw=1.5, markersize=12, **style | line)
         style = {"color": ORANGE, "ls": "--", "lw": 1.3, "label": "mean"}
         ax.plot(x, mean, marker="o" if self.x_is_levels else None, **style | line)
 
-    def _draw_probabilities(self) -> None:
-        levels, shares = list(self.probabilities), np.array(list(self.probabilities.values()))
+    def _draw_probabilities(self, probabilities: Mapping[Any, np.ndarray]) -> None:
+        levels, shares = list(probabilities), np.array(list(probabilities.values()))
         shown = _most_probable(shares.mean(1))
         colours = _colours(len(shown))
         x, below = np.arange(len(self.x)) if self.x_is_levels else self.x, np.zeros(len(self.x))
@@ -520,7 +520,8 @@ def _label_levels(ax: Any, levels: np.ndarray) -> None:
     ax.tick_params("x", length=0)
 
 
-def _given_text(given: Mapping[str, Any]) -> str:
+def _given_text(given: Mapping[str, Any] | None) -> str:
+    given = given or {}
     text = ", ".join(f"{name} = {short(value)}" for name, value in given.items())
     if len(text) > MAX_LETTERS:
         text = f"{len(given)} other columns"
