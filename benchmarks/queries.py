@@ -21,6 +21,9 @@ standard deviations of their columns, transductive; coverage of 90 % intervals f
 `incomplete`: held-out nats of `TractableDensity` fitted to rows with 20 % missing entries, less
 those of one fitted to the complete rows alone, and to rows imputed by column means; with the
 standard error over rows.
+
+`cost`: CPU seconds of `predict_column` on 10,000 rows of 10 columns, complete and with 30 % of the
+other entries missing, after a fit to 1,500 rows of two bent clusters.
 """
 
 from __future__ import annotations
@@ -46,7 +49,12 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from benchmarks._common import table, write
-from skebm import DensityClassifier, DensityRegressor, TractableDensity
+from skebm import (
+    DensityClassifier,
+    DensityRegressor,
+    ScoreMatchingDensity,
+    TractableDensity,
+)
 
 Q = np.arange(1, 20) / 20
 N_TRAIN, N_TEST, N_SPLITS = 1500, 500, 3
@@ -263,11 +271,36 @@ def incomplete(data: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def cost(data: Path) -> list[dict[str, Any]]:
+    """One row for each density."""
+    random = np.random.RandomState(0)
+    X = random.normal(size=(N_TRAIN + 10_000, 10)) @ random.normal(size=(10, 10)) / 2
+    X += np.where(random.random_sample((len(X), 1)) < 0.5, 2.0, -2.0)
+    X[:, 1::2] += X[:, ::2] ** 2 / 4
+    new, rows = X[N_TRAIN:], []
+    holes = with_holes(new, 0.3, 1)
+    for model in (TractableDensity(random_state=0), ScoreMatchingDensity(random_state=0)):
+        row: dict[str, Any] = {"density": type(model).__name__}
+        for key, call in {
+            "fit": lambda model=model: model.fit(X[:N_TRAIN]),
+            "complete rows": lambda model=model: model.predict_column(new, 0),
+            "missing entries": lambda model=model: model.predict_column(holes, 0),
+            "quantiles, complete rows": lambda model=model: model.quantile(new, 0, [0.1, 0.9]),
+        }.items():
+            started = time.process_time()
+            call()
+            row[key] = f"{time.process_time() - started:.1f}"
+        rows.append(row)
+        print(row, flush=True)
+    return rows
+
+
 PARTS = {
     "regression": regression,
     "classification": classification,
     "imputation": imputation,
     "incomplete": incomplete,
+    "cost": cost,
 }
 
 

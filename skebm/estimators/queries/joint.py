@@ -19,6 +19,7 @@ from torch import Tensor
 
 from skebm.base import Binary, Clamp, Real
 from skebm.base.domains import parts_of
+from skebm.base.torchtools import distinct_masks
 from skebm.distributions import Distribution, GaussianMixture
 from skebm.distributions._fitting import draw_index
 from skebm.distributions.conditionals.column import NormalMixtures
@@ -132,7 +133,7 @@ class Joint(NamedTuple):
 
     def _few_completions(self, known: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Rows that miss the same few levels, and all completions of these, (number, missing)."""
-        patterns, member = known.unique(dim=0, return_inverse=True)
+        patterns, member = distinct_masks(known)
         for number, pattern in enumerate(patterns):
             states = self._completions(pattern)
             if states is not None:
@@ -258,7 +259,7 @@ class Joint(NamedTuple):
             self.exact_sums is not None and self.exact_sums(x, known) is not None
         ):
             return torch.ones(len(x), dtype=torch.bool, device=x.device)
-        patterns, member = known.unique(dim=0, return_inverse=True)
+        patterns, member = distinct_masks(known)
         exact = [bool(one.all()) or self._completions(one) is not None for one in patterns]
         return torch.tensor(exact, device=x.device)[member]
 
