@@ -36,6 +36,8 @@ N_DRAWS, MAX_ERROR = (200, 1000, 5000), 0.05
 MOST_DRAWS = 4_000_000
 # Components at most of the mixture that stands in for a base without conditionals.
 N_COMPONENTS = 10
+# Standard deviations by which edges of cells may be off: cells are halved where they need to be.
+ROUGH_EDGES = 1e-3
 # Numbers that are computed at once.
 CHUNK = 2_000_000
 
@@ -356,7 +358,8 @@ class Joint(NamedTuple):
         if of_base is not None:
             tails = torch.tensor([1e-13, 1e-10, 1e-7, 1e-5, 1e-3], dtype=torch.float64)
             middle = torch.linspace(0.02, 0.98, 13, dtype=torch.float64)
-            edges = of_base.ppf(torch.cat([tails, middle, 1 - tails.flip(0)]).expand(n, -1))
+            u = torch.cat([tails, middle, 1 - tails.flip(0)]).expand(n, -1)
+            edges = of_base.ppf(u, ROUGH_EDGES)
             return edges.cummax(1).values
         low, high = self._bounds(entry)
         values = reference.double()
