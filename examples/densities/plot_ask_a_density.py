@@ -19,6 +19,7 @@ import numpy as np
 from sklearn.datasets import load_wine
 
 from skebm import TractableDensity
+from skebm.inspection import ConditionalDisplay, PartialDisplay
 
 columns = ["alcohol", "color_intensity", "hue", "proline"]
 wines = load_wine(as_frame=True).data[columns]
@@ -45,13 +46,14 @@ print(color.mean().round(2), color.std().round(2))
 # -------------------------------------------
 # Only alcohol is given here; the other columns are integrated out.
 
-alcohol = np.linspace(11.4, 14.8, 35)
-asked = known.iloc[[0] * 35].reset_index(drop=True)
-asked[:] = np.nan
-asked["alcohol"] = alcohol
-low, middle, high = model.quantile(
-    asked, "color_intensity", [0.1, 0.5, 0.9]
-).T
+moving = PartialDisplay.from_estimator(
+    model,
+    "color_intensity",
+    "alcohol",
+    X=wines,
+    quantiles=[0.1, 0.5, 0.9],
+)
+print(moving.mean[[0, -1]].round(2))
 
 # %%
 # Which wines have an alcohol of 14?
@@ -72,28 +74,16 @@ print(f"error of imputed color: {error:.2f} standard deviations")
 # %%
 # Figure
 # ------
-# Left: the density of the color of one wine given its other columns, and
-# the color that it has. Right: median and 80 % interval of the color given
-# the alcohol, with the wines, and draws at an alcohol of 14.
+# Left: the density of the color of one wine given its other columns, with
+# quantiles, and the color that it has. Right: mean, median and 80 % band
+# of the color given the alcohol, the wines, and draws at an alcohol of 14.
 
-one = model.conditional(wines.iloc[[0]], "color_intensity")
-grid = np.linspace(1, 12, 300)
-figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3.4))
-left.fill_between(grid, one.pdf(grid[:, None])[:, 0], alpha=0.4)
-true = wines.iloc[0]["color_intensity"]
-left.axvline(true, color="black", linestyle="--", label="its own color")
-left.set(xlabel="color intensity", ylabel="density given the other columns")
-left.set_title("one wine")
-left.legend(loc="upper right")
-right.fill_between(alcohol, low, high, alpha=0.3, label="80 % interval")
-right.plot(alcohol, middle, label="median")
-points = {"s": 8, "linewidths": 0}
-right.scatter(
-    wines["alcohol"], wines["color_intensity"], **points, color="black"
+figure, (left, right) = plt.subplots(
+    1, 2, figsize=(8, 3.4), layout="constrained"
 )
-right.scatter(
-    np.full(200, 14.0), drawn[:, 1], **points, alpha=0.5, label="draws"
+ConditionalDisplay.from_estimator(
+    model, wines.iloc[[0]], "color_intensity", ax=left
 )
-right.set(xlabel="alcohol", ylabel="color intensity", title="all wines")
-right.legend(loc="upper left")
+moving.plot(right)
+right.scatter(np.full(200, 14.0), drawn[:, 1], s=8, alpha=0.5)
 plt.show()

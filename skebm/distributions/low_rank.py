@@ -13,6 +13,7 @@ from torch import Tensor
 from skebm.base import Clamp, Real
 from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
+from skebm.base.torchtools import distinct_masks
 from skebm.distributions._fitting import (
     draw_index,
     log_integrals_at_temperature,
@@ -359,7 +360,7 @@ class LowRankGiven(Given):
         q, mask = self.distribution, self.clamp.mask
         factors, variances = q.factors.double(), q.variances.double()
         identity = torch.eye(q.rank, dtype=torch.float64, device=factors.device)
-        patterns, member = mask.unique(dim=0, return_inverse=True)
+        patterns, member = distinct_masks(mask)
         for number, known in enumerate(patterns):
             if known.all():
                 continue

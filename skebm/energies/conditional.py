@@ -74,6 +74,11 @@ class ConditionalEnergy(Energy):
         """Let the network count from now on: a step has been taken from the base."""
         self.network_share.fill_(1)
 
+    @property
+    def is_base(self) -> bool:
+        """Whether the trained model is its base, whatever the network is."""
+        return not self.training and not bool(self.network_share)
+
     def split(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Conditions c and rows x of rows (c, x)."""
         return rows[:, : self.n_conditions], rows[:, self.n_conditions :]

@@ -15,17 +15,20 @@ from skebm.inspection.detection.roc import DetectorROCDisplay
 from skebm.inspection.energy import EnergyDisplay
 from skebm.inspection.explanations import ExplanationDisplay
 from skebm.inspection.partition import PartitionDisplay
+from skebm.inspection.queries import ConditionalDisplay, PartialDisplay
 from skebm.inspection.sequences import PianoRollDisplay, TrajectoryDisplay
 from skebm.inspection.training import TrainingDisplay
 
 __all__ = [
     "ChainDisplay",
+    "ConditionalDisplay",
     "CouplingDisplay",
     "DetectorROCDisplay",
     "EnergyDisplay",
     "EnergyHistogramDisplay",
     "ExplanationDisplay",
     "PValueDisplay",
+    "PartialDisplay",
     "PartitionDisplay",
     "PianoRollDisplay",
     "RBMDisplay",

@@ -11,7 +11,7 @@ from sklearn.covariance import EmpiricalCovariance
 from sklearn.mixture import GaussianMixture
 
 import skebm.inspection as inspection
-from skebm import EnergyOutlierDetector, RBMEstimator
+from skebm import EnergyOutlierDetector, RBMEstimator, TractableDensity
 from skebm.energies import ising_grid
 from skebm.partition import AIS, Bethe, Exact, compare
 from skebm.samplers import Gibbs
@@ -30,6 +30,11 @@ def table(n=60):
 @cache
 def detector():
     return EnergyOutlierDetector(GaussianMixture(), method="conformal", random_state=0).fit(table())
+
+
+@cache
+def density():
+    return TractableDensity("gaussian").fit(table())
 
 
 def chains():
@@ -62,6 +67,9 @@ def history(n=30):
 
 DISPLAYS = {
     "ChainDisplay": lambda: inspection.ChainDisplay.from_trace(chains()),
+    "ConditionalDisplay": lambda: inspection.ConditionalDisplay.from_estimator(
+        density(), table(1), 2, grid_resolution=20
+    ),
     "CouplingDisplay": lambda: inspection.CouplingDisplay.from_estimator(
         EmpiricalCovariance().fit(table())
     ),
@@ -78,6 +86,9 @@ DISPLAYS = {
         detector(), table(4) + 4.0
     ),
     "PValueDisplay": lambda: inspection.PValueDisplay.from_estimator(detector(), table()),
+    "PartialDisplay": lambda: inspection.PartialDisplay.from_estimator(
+        density(), 2, 0, X=table(), given={"width": 1e4}
+    ),
     "PartitionDisplay": partition,
     "PianoRollDisplay": lambda: continuation(inspection.PianoRollDisplay, "note_names", 24),
     "RBMDisplay": rbm,
@@ -142,6 +153,7 @@ def straight_lines(figure):
 
 LINES = {
     "ChainDisplay": lambda display: {("y", 0)},
+    "ConditionalDisplay": lambda display: {("x", display.observed)},
     "ExplanationDisplay": lambda display: {("x", 0)},
     "PartitionDisplay": lambda display: {
         *(("y", place) for place in (0.5, 1.5)),  # between three methods

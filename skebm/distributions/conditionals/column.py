@@ -131,19 +131,21 @@ class NormalMixtures:
             parts.append(total(term(z, scale), self.log_weight[rows, None]))
         return torch.cat(parts) if parts else x.double()
 
-    def ppf(self, u: Tensor) -> Tensor:
+    def ppf(self, u: Tensor, tolerance: float = 1e-13) -> Tensor:
         """Quantiles, (n, m), of probabilities in [0, 1].
 
         By Newton's steps on the CDF that stay in an interval which contains the quantile, each at
         most half as long as the last one, and by halving the interval otherwise; it starts between
-        the smallest and the largest quantile of the components.
+        the smallest and the largest quantile of the components, and ends at steps of at most
+        `tolerance` standard deviations.
         """
         n, m = u.shape
         size = max(1, CHUNK // max(1, self.means.shape[1] * m))
         rows = torch.arange(n, device=u.device).split(size)
-        return torch.cat([self.of_rows(r)._ppf(u[r].double()) for r in rows]) if n else u.double()
+        found = [self.of_rows(part)._ppf(u[part].double(), tolerance) for part in rows]
+        return torch.cat(found) if n else u.double()
 
-    def _ppf(self, u: Tensor) -> Tensor:
+    def _ppf(self, u: Tensor, tolerance: float) -> Tensor:
         z = torch.special.ndtri(u)[..., None]
         each = self.means[:, None] + self.scales[:, None] * z
         possible = self.log_weight[:, None].isfinite()
@@ -151,7 +153,7 @@ class NormalMixtures:
         high = each.masked_fill(~possible, -math.inf).amax(2)
         ends = low.isinf()  # of probabilities 0 and 1, whose bounds are equal
         low, high = low.masked_fill(ends, 0.0), high.masked_fill(ends, 0.0)
-        x, length, tolerance = (low + high) / 2, high - low, 1e-13 * self.std[:, None]
+        x, length, least = (low + high) / 2, high - low, tolerance * self.std[:, None]
         rows = torch.arange(len(x), device=x.device)
         for _ in range(MOST_STEPS):
             some, at, last = self.of_rows(rows), x[rows], length[rows]
@@ -162,7 +164,8 @@ class NormalMixtures:
             inside = (step > low[rows]) & (step < high[rows]) & ((step - at).abs() <= last / 2)
             new = torch.where(inside, step, (low[rows] + high[rows]) / 2)
             # A quantile that is found is an end of its interval, so that it is not halved.
-            found = (error == 0) | (step == at) | (last <= tolerance[rows] + 1e-14 * at.abs())
+            near = least[rows] + 1e-14 * at.abs()
+            found = (error == 0) | ((step - at).abs() <= near) | (last <= near)
             x[rows] = new = torch.where(found, at, new)
             length[rows] = (new - at).abs()
             rows = rows[~found.all(1)]

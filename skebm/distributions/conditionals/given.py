@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from skebm.base import Clamp, Conditional
+from skebm.base.torchtools import distinct_masks
 from skebm.distributions._fitting import CHUNK, draw_index
 from skebm.distributions.conditionals.column import NormalMixtures
 
@@ -117,7 +118,7 @@ class MixtureGiven(Given):
         """
         log_weight, means, covariances = self.distribution.components()
         n_components, d = means.shape
-        patterns, member = self.clamp.mask.unique(dim=0, return_inverse=True)
+        patterns, member = distinct_masks(self.clamp.mask)
         for number, known in enumerate(patterns):
             if known.all():
                 continue
@@ -252,7 +253,7 @@ class ScalesGiven(Given):
         covariances, weight = q.kernel_covariances, q.weights.double()
         origin = weight @ q.centres.double()
         centres = q.centres.double() - origin
-        patterns, member = self.clamp.mask.unique(dim=0, return_inverse=True)
+        patterns, member = distinct_masks(self.clamp.mask)
         for number, known in enumerate(patterns):
             if known.all():
                 continue

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from skebm.base import Binary, Clamp, Real
 from skebm.base.domains import parts_of
+from skebm.base.torchtools import distinct_masks
 from skebm.distributions import Distribution, GaussianMixture
 from skebm.distributions._fitting import draw_index
 from skebm.distributions.conditionals.column import NormalMixtures
@@ -35,6 +36,8 @@ N_DRAWS, MAX_ERROR = (200, 1000, 5000), 0.05
 MOST_DRAWS = 4_000_000
 # Components at most of the mixture that stands in for a base without conditionals.
 N_COMPONENTS = 10
+# Standard deviations by which edges of cells may be off: cells are halved where they need to be.
+ROUGH_EDGES = 1e-3
 # Numbers that are computed at once.
 CHUNK = 2_000_000
 
@@ -236,7 +239,7 @@ class Joint(NamedTuple):
             self.exact_sums is not None and self.exact_sums(x, known) is not None
         ):
             return torch.ones(len(x), dtype=torch.bool, device=x.device)
-        patterns, member = known.unique(dim=0, return_inverse=True)
+        patterns, member = distinct_masks(known)
         exact = [
             bool(one.all()) or completions_of(one, self.groups, self.is_real) is not None
             for one in patterns
@@ -336,7 +339,8 @@ class Joint(NamedTuple):
         if of_base is not None:
             tails = torch.tensor([1e-13, 1e-10, 1e-7, 1e-5, 1e-3], dtype=torch.float64)
             middle = torch.linspace(0.02, 0.98, 13, dtype=torch.float64)
-            edges = of_base.ppf(torch.cat([tails, middle, 1 - tails.flip(0)]).expand(n, -1))
+            u = torch.cat([tails, middle, 1 - tails.flip(0)]).expand(n, -1)
+            edges = of_base.ppf(u, ROUGH_EDGES)
             return edges.cummax(1).values
         low, high = self._bounds(entry)
         values = reference.double()
@@ -407,7 +411,7 @@ def few_completions(
     known: Tensor, groups: Sequence[int], is_real: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows that miss the same few levels, and all completions of these, (number, missing)."""
-    patterns, member = known.unique(dim=0, return_inverse=True)
+    patterns, member = distinct_masks(known)
     for number, pattern in enumerate(patterns):
         states = completions_of(pattern, groups, is_real)
         if states is not None:

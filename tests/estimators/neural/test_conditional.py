@@ -22,10 +22,11 @@ from skebm.energies.conditional import target_whitening
 from skebm.estimators import lagged
 from skebm.estimators.neural.conditional.normalisers import (
     Annealing,
-    by_quadrature,
     log_z_of_conditions,
+    means_of_conditions,
     pilot_step,
 )
+from skebm.estimators.neural.conditional.quadrature import by_quadrature
 from skebm.estimators.tables.columns import column_numbers
 from skebm.estimators.tables.regression import ridge
 from skebm.objectives import (
@@ -270,6 +271,115 @@ def test_quadrature_and_annealing_agree_with_a_fine_grid(dx):
 
 
 seeded_stream = seeded(11)
+
+
+# ------------------------------------------------------------------------------
+# Means
+# ------------------------------------------------------------------------------
+
+
+def means(energy, c, factor=None, **settings):
+    dx = energy.target_domain.n_columns
+    factor = torch.eye(dx, dtype=F64) if factor is None else factor
+    return means_of_conditions(energy, c, Annealing(ConditionalAIS(**settings), 0.2, 0), factor)
+
+
+@torch.no_grad()
+def dense_means(energy, c, n):
+    """By sums over n^dx nodes around each component of the base."""
+    t = torch.linspace(-9, 9, n, dtype=F64)
+    z = torch.cartesian_prod(*[t] * energy.target_domain.n_columns).view(
+        n**energy.base.n_columns, -1
+    )
+    found = []
+    for row in c:
+        base = energy.given(row[None]).base
+        x = base.means[0][:, None] + z @ base.scale_tril.mT  # (K, N, dx)
+        rows = torch.cat([row.expand(*x.shape[:2], -1), x], 2).flatten(0, 1)
+        log_q = base.log_weight[0][:, None] - z.square().sum(1) / 2
+        log_p = log_q.flatten() - energy.parametric_energy(rows)
+        found.append(log_p.softmax(0) @ x.flatten(0, 1))
+    return torch.stack(found)
+
+
+def narrow_mixture(dx):
+    """Components of standard deviations of 0.01, as far apart from each other, and a wide one."""
+    means = torch.tensor([[0.0, 0.0, 0.0], [0.2, 0.01, 0.02], [-0.2, -0.01, 0.05], [0.0, 0.5, 0.0]])
+    scales = torch.tensor([1.0, 0.01, 0.01]).repeat(4, 1)
+    scales[3, 1:] = 1.0
+    part = slice(0, 1 + dx)
+    covariances = scales[:, part].square().double().diag_embed()
+    joint = GaussianMixture(torch.full((4,), 0.25, dtype=F64), means[:, part].double(), covariances)
+    return RegressionMixture(joint, dx)
+
+
+@pytest.mark.parametrize(("dx", "n"), [(1, 801), (2, 161)])
+@pytest.mark.parametrize("base", [mixture, narrow_mixture])
+def test_means_of_one_and_two_columns_are_by_quadrature(dx, n, base):
+    base = narrow_mixture(dx) if base is narrow_mixture else mixture(1, dx)
+    energy, c = energy_of(1, dx, base=base), torch.randn(4, 1, generator=seeded(5), dtype=F64)
+    found = means(energy, c)
+    assert found.exact.all()
+    assert not found.mean_error.any()
+    torch.testing.assert_close(found.mean, dense_means(energy, c, n), atol=1e-4, rtol=0)
+
+
+def test_sampled_means_are_as_far_off_as_their_errors_say():
+    scores = []
+    factor = torch.tensor([[2.0, 0.0, 0.0], [-1.0, 0.5, 0.0], [3.0, 1.0, -1.0]], dtype=F64)
+    for seed in range(3):
+        energy = energy_of(1, 3, 0.2, base=mixture(1, 3, 2, seed))
+        c = torch.randn(8, 1, generator=seeded(seed), dtype=F64)
+        found, exact = means(energy, c, factor), dense_means(energy, c, 33)
+        assert not found.exact.any()
+        scores.append((found.mean - exact) @ factor.T / found.mean_error)
+    assert 0.8 < float(torch.cat(scores).square().mean().sqrt()) < 1.3  # 72 numbers
+
+
+def test_draws_continue_until_means_are_precise_and_start_from_the_mean_of_the_base():
+    energy, c = energy_of(1, 3, 0.05), torch.randn(6, 1, generator=seeded(), dtype=F64)
+    found, draws = means(energy, c), energy.given(c).base.draws(2000, seeded())
+    deviation = draws.view(2000, 6, 3).std(0)
+    # Plain means of 4,000 draws would be off by 0.016 standard deviations.
+    assert (found.mean_error / deviation).mean() < 0.01
+    strong = means(energy_of(1, 3, 0.2), c)
+    assert (strong.mean_error <= 0.032 * deviation).all()
+    alone = means(energy, c[2:3])
+    torch.testing.assert_close(alone.mean, found.mean[2:3])
+    torch.testing.assert_close(alone.mean_error, found.mean_error[2:3])
+
+
+@pytest.mark.parametrize("dx", [1, 3])
+def test_a_model_that_is_its_base_has_the_mean_of_the_base_exactly(dx):
+    energy, c = energy_of(1, dx), torch.randn(5, 1, generator=seeded(), dtype=F64)
+    energy.network_share.zero_()
+    energy.eval()
+    assert energy.is_base
+    found = means(energy, c)
+    torch.testing.assert_close(found.mean, energy.base.given(c).mean, rtol=0, atol=0)
+    assert found.exact.all()
+    assert not found.mean_error.any()
+    assert not found.value.any()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_expected_is_in_the_units_of_x_and_has_their_errors():
+    rng = np.random.default_rng(0)
+    c = rng.normal(size=(150, 1))
+    left = rng.normal(size=(150, 3)) @ np.array([[1.0, -0.9, 5.0], [0, 0.1, 2.0], [0, 0, 1.0]])
+    X = np.c_[c, 100 * (c + left) + 7]
+    model = ConditionalDensity(0, **SMALL).fit(X).partial_fit(X)
+    model.energy_.network_share.fill_(1.0)
+    mean, error = model.expected(c[:4], return_std_error=True)
+    np.testing.assert_array_equal(model.expected(c[:4]), mean)
+    assert (error > 0).all()
+    # Errors are of linear maps of u: those of the whitened rows would ignore that they cancel.
+    table = model._recipe.table
+    rows = model._conditions(c[:1]).double()
+    apart = np.eye(3)
+    zero = table.invert(torch.cat([rows, torch.zeros(1, 3, dtype=F64)], 1))
+    moved = table.invert(torch.cat([rows.expand(3, -1), torch.from_numpy(apart)], 1))
+    np.testing.assert_allclose(moved - zero, table.targets[0].of_differences.T, rtol=1e-9)
 
 
 def test_log_z_of_three_columns_is_bracketed_by_both_directions_of_annealing():

@@ -16,12 +16,8 @@ from skebm.base.objective import Objective, weighted_mean
 from skebm.distributions import GaussianMixture, RegressionMixture
 from skebm.energies import ConditionalEnergy, Spec, build_network
 from skebm.energies.conditional import target_whitening
-from skebm.estimators.neural.conditional.normalisers import (
-    MOST_NODES,
-    N_PILOTS,
-    by_quadrature,
-    pilot_step,
-)
+from skebm.estimators.neural.conditional.normalisers import N_PILOTS, pilot_step
+from skebm.estimators.neural.conditional.quadrature import MOST_NODES, by_quadrature
 from skebm.estimators.neural.family import check_initial_values
 from skebm.estimators.recipe import Family, Recipe
 from skebm.estimators.tables.bases import noise_level

@@ -68,6 +68,12 @@ class ResidualBlock(NumberBlock):
     def log_volume(self) -> float:
         return self.units.log_volume + float(np.log(np.diag(self.factor)).sum())
 
+    @property
+    def of_differences(self) -> np.ndarray:
+        """Matrix by which differences of u are multiplied to those of x, (dx, dx)."""
+        found: np.ndarray = self.units.scale[:, None] * self.factor
+        return found
+
     def to_energy(self, X: np.ndarray, before: np.ndarray) -> np.ndarray:
         left = self.units.apply(X) - before @ self.weight - self.intercept
         found: np.ndarray = np.linalg.solve(self.factor, left.T).T
