@@ -71,6 +71,20 @@ def test_held_out_rows_choose_the_distribution():
     assert model.score(X, Y) > 0.3
 
 
+def test_copies_of_rows_with_missing_entries_are_held_out_together():
+    rows = np.where(np.random.default_rng(0).random((60, 2)) < 0.3, np.nan, X[:60, :2])
+    twice, y = np.repeat(rows, 2, axis=0), np.repeat(Y[:60], 2)
+    held_out = []
+
+    def loss(name, train, judges):
+        held_out.append(judges)
+        return 0.0
+
+    DensityRegressor()._choose(twice, y, loss)
+    assert (held_out[0].reshape(-1, 2) // 2 == (held_out[0] // 2)[::2, None]).all()
+    assert len(held_out[0]) == 24
+
+
 def test_classes_of_normal_densities_are_quadratic_discriminants():
     data, labels = load_wine(return_X_y=True)
     data = data[:, :4]
