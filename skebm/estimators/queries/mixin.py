@@ -76,11 +76,15 @@ class QueriesMixin(metaclass=abc.ABCMeta):
     def _rows_with_holes(self, X: Any) -> Tensor:
         return self._rows_of_input(self._query_input(X))
 
+    def _joint_of_imputations(self) -> Joint:
+        """What missing entries are drawn from."""
+        return self._joint()
+
     def _filled(
         self, x: Tensor, how: str, n_draws: int, n_steps: int | None, generator: torch.Generator
     ) -> list[Tensor]:
         """Rows of the energy without missing entries: draws, or means; by default of the joint."""
-        joint, known = self._joint(), ~x.isnan()
+        joint, known = self._joint_of_imputations(), ~x.isnan()
         x = torch.where(known, x, 0.0)
         if how == "draw":
             return list(joint.completions(x, known, n_draws, generator))

@@ -105,7 +105,9 @@ class TractableDensity(
     in `fit`, too. Latent classes are fitted to the known ones by expectation-maximisation. Missing
     numbers are drawn in turn from a mixture of normals and from the distribution itself, given the
     known ones, and these are fitted to the completed rows (stochastic EM); the model is the average
-    of three such fits. Both assume that entries are missing at random.
+    of three such fits. These draws, and imputations by a model that was fitted to such rows, are
+    without its kernels, as a kernel at a completed row returns its completion (of ``"kernel"``,
+    they are of one Gaussian). Both assume that entries are missing at random.
 
     Parameters
     ----------
@@ -225,7 +227,7 @@ class TractableDensity(
         names = shown_names(getattr(self, "feature_names_in_", None), X.shape[1])
         if mixed:
             self._table = column_table(X, weight, self._coding, names)
-            self.distribution_ = self._fit_classes(X, weight, generator)
+            self.distribution_ = self._imputer = self._fit_classes(X, weight, generator)
             return self
         self._table = plain_number_table(names)
         X, weight = distinct_rows(X, weight)
@@ -233,12 +235,14 @@ class TractableDensity(
         w = torch.ones(len(x), dtype=x.dtype) if weight is None else torch.tensor(weight)
         factor = extreme_factors(*column_ranges(X))
         if factor is None:
-            self.distribution_ = self._fit_known(x, w.double(), generator)
+            self.distribution_, self._imputer = self._fit_known(x, w.double(), generator)
             return self
         # Variances of such columns are no numbers: only the scale knows of their size.
         scale = torch.tensor(factor)
-        found = self._fit_known(x * scale, w.double(), generator)
-        self.distribution_ = Affine(found, torch.zeros_like(scale), scale)
+        both = self._fit_known(x * scale, w.double(), generator)
+        self.distribution_, self._imputer = (
+            Affine(found, torch.zeros_like(scale), scale) for found in both
+        )
         return self
 
     def _learn_columns(self, X: Any) -> tuple[np.ndarray, bool]:
@@ -279,27 +283,37 @@ class TractableDensity(
         found = LatentClasses.fit(x, domain, w, known=rows.known, generator=generator)
         return found.with_broad_class(x, w, rows.known)
 
-    def _fit_known(self, x: Tensor, w: Tensor, generator: torch.Generator) -> Distribution:
-        """The distribution of numbers, of which some entries may be missing, nan."""
+    def _fit_known(
+        self, x: Tensor, w: Tensor, generator: torch.Generator
+    ) -> tuple[Distribution, Distribution]:
+        """The distribution of numbers, some missing, nan, and what draws missing entries."""
         known = ~x.isnan()
         if bool(known.all()):
-            return self._fit_distribution(x, w, generator)
+            found = self._fit_distribution(x, w, generator)
+            return found, found
         rows = Rows(x, w, dtype=x.dtype, device=x.device)
         rows.complete((1,) * x.shape[1])
         x = complete_numbers(rows.block(0, len(rows)), known, w, generator)
-        found, completed = [], []
+        fitted: list[Distribution] = []
+        imputers: list[Distribution] = []
+        completed = []
         for _ in range(N_COMPLETIONS):
-            found.append(self._fit_distribution(x, w, generator))
+            fitted.append(self._fit_distribution(x, w, generator))
+            imputers.append(without_kernels(fitted[-1]) or Gaussian.fit(x, w))
             completed.append(x)
             clamp = Clamp(known, x)
-            x = clamp.apply(found[-1].given(clamp).sample(generator))
+            x = clamp.apply(imputers[-1].given(clamp).sample(generator))
         if self.distribution == "gaussian":
-            return Gaussian.fit(torch.cat(completed), w.repeat(N_COMPLETIONS))
+            one = Gaussian.fit(torch.cat(completed), w.repeat(N_COMPLETIONS))
+            return one, one
         # Where little is known, independent columns are what there is to fall back on.
         share = share_of_a_row(len(x))
         even = torch.full((N_COMPLETIONS,), (1 - share) / N_COMPLETIONS, dtype=x.dtype)
-        parts = [*found, independent_normal(x, known, w)]
-        return Stack(parts, torch.cat([even, even.new_tensor([share])]))
+        columns, weights = (
+            independent_normal(x, known, w),
+            torch.cat([even, even.new_tensor([share])]),
+        )
+        return Stack([*fitted, columns], weights), Stack([*imputers, columns], weights)
 
     def _fit_distribution(self, x: Tensor, w: Tensor, generator: torch.Generator) -> Distribution:
         if self.distribution == "gaussian":
@@ -337,6 +351,9 @@ class TractableDensity(
 
     def _joint(self) -> Joint:
         return Joint(self.distribution_, self._table.groups)
+
+    def _joint_of_imputations(self) -> Joint:
+        return Joint(self._imputer, self._table.groups)
 
     def _query_input(self, X: Any) -> Any:
         X = mask_as_missing(X)
@@ -505,6 +522,24 @@ def independent_normal(x: Tensor, known: Tensor, weight: Tensor) -> Gaussian:
     mean = (share * x).sum(0)
     variance = (share * (x - mean).square()).sum(0)
     return Gaussian(mean, usable_scale(variance, variance > 0))
+
+
+def without_kernels(q: Distribution) -> Distribution | None:
+    """The parts of a distribution that are no kernels; None if all are.
+
+    A kernel at a row whose missing entries were completed returns that completion, whatever else
+    is likely: imputations of rows of `fit` would be their first draws again.
+    """
+    if isinstance(q, KernelDensity | SignedLog):
+        return None
+    if not isinstance(q, Stack):
+        return q
+    pairs = zip((without_kernels(part) for part in q.parts), q.weights, strict=True)
+    kept = [(part, weight) for part, weight in pairs if part is not None]
+    if not kept:
+        return None
+    weights = torch.stack([weight for _, weight in kept])
+    return Stack([part for part, _ in kept], weights / weights.sum())
 
 
 def tempered(density: TractableDensity, temperature: float) -> tuple[TractableDensity, float]:

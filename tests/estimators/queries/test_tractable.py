@@ -71,3 +71,22 @@ def test_an_unseen_level_counts_as_missing():
 def test_a_column_without_values_is_refused():
     with pytest.raises(ValueError, match="missing in all rows"):
         TractableDensity().fit(np.column_stack([X, np.full(600, np.nan)]))
+
+
+@pytest.mark.parametrize("distribution", ["stack", "kernel", "mixture"])
+def test_imputations_of_rows_of_the_fit_are_not_their_first_draws(distribution):
+    random = np.random.default_rng(0)
+    x = random.normal(size=(150, 5)) @ random.normal(size=(5, 5))
+    holes = np.where(random.random(x.shape) < 0.25, np.nan, x)
+    holes[np.isnan(holes).all(1), 0] = 0.0
+    lost = np.isnan(holes)
+    model = TractableDensity(distribution, random_state=0).fit(holes)
+    normal = TractableDensity("gaussian", random_state=0).fit(holes)
+    errors = [
+        np.sqrt(np.mean((one.impute(holes, 0, how="mean") - x)[lost] ** 2 / x.var()))
+        for one in (model, normal)
+    ]
+    assert errors[0] < 1.1 * errors[1]
+    draws = np.stack(model.impute(holes, 0, n_draws=40))
+    low, high = np.quantile(draws, [0.05, 0.95], axis=0)
+    assert 0.75 < ((low <= x) & (x <= high))[lost].mean() < 0.97
