@@ -320,7 +320,8 @@ class PartialDisplay:
         PartialDisplay
         """
         whole_number("grid_resolution", grid_resolution, 2)
-        model, names = _density_of_rows(estimator), _names_of(_density_of_rows(estimator))
+        model = _density_of_rows(estimator)
+        names = _names_of(model)
         fixed = {names[_number(names, key)]: value for key, value in (given or {}).items()}
         place, target = _number(names, condition), _number(names, column)
         if len({names[place], names[target], *fixed}) < 2 + len(fixed):

@@ -117,8 +117,9 @@ class Joint(NamedTuple):
         if exact is not None:
             return LogZGiven.exactly(exact)
         found = LogZGiven.unknown(len(x), x.device)
-        for rows, states in self._few_completions(known):
-            found.put(rows, LogZGiven.exactly(self._sums_over(states, known[rows[0]], x[rows])))
+        for rows, states in few_completions(known, self.groups, self.is_real):
+            sums = log_sums_over(self.log_density, states, known[rows[0]], x[rows])
+            found.put(rows, LogZGiven.exactly(sums))
 
         left = max(1, int((~found.exact).sum()))
         numbers = [n for n in N_DRAWS if n == N_DRAWS[0] or n * left <= MOST_DRAWS]
@@ -132,12 +133,6 @@ class Joint(NamedTuple):
 
         found.refine(estimate, numbers, MAX_ERROR)
         return found
-
-    def _few_completions(self, known: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        return few_completions(known, self.groups, self.is_real)
-
-    def _sums_over(self, states: Tensor, known: Tensor, x: Tensor) -> Tensor:
-        return log_sums_over(self.log_density, states, known, x)
 
     def _by_importance(
         self, x: Tensor, known: Tensor, n_draws: int, generator: torch.Generator
@@ -195,7 +190,7 @@ class Joint(NamedTuple):
             return mean
         found = torch.empty_like(x)
         left = torch.ones(len(x), dtype=torch.bool)
-        for rows, states in self._few_completions(known):
+        for rows, states in few_completions(known, self.groups, self.is_real):
             left[rows] = False
             for some in blocks_of_rows(len(rows), len(states) * x.shape[1]):
                 at = rows[some]

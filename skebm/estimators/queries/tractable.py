@@ -309,10 +309,8 @@ class TractableDensity(
         # Where little is known, independent columns are what there is to fall back on.
         share = share_of_a_row(len(x))
         even = torch.full((N_COMPLETIONS,), (1 - share) / N_COMPLETIONS, dtype=x.dtype)
-        columns, weights = (
-            independent_normal(x, known, w),
-            torch.cat([even, even.new_tensor([share])]),
-        )
+        weights = torch.cat([even, even.new_tensor([share])])
+        columns = independent_normal(x, known, w)
         return Stack([*fitted, columns], weights), Stack([*imputers, columns], weights)
 
     def _fit_distribution(self, x: Tensor, w: Tensor, generator: torch.Generator) -> Distribution:
