@@ -717,8 +717,9 @@ def stacking_weights(log_density: Tensor, weight: Tensor) -> Tensor:
     """
     n_parts = log_density.shape[1]
     weight = weight * (len(weight) / weight.sum())
+    # Relative to the best part of each row: the prior keeps all weights, and so all sums, above 0.
+    density = (log_density - log_density.amax(1, keepdim=True)).exp()
     a = log_density.new_full((n_parts,), 1 / n_parts)
     for _ in range(N_STEPS):
-        share = (log_density + a.log()).softmax(1)
-        a = (weight @ share + 1 / n_parts) / (len(weight) + 1)
+        a = (a * ((weight / (density @ a)) @ density) + 1 / n_parts) / (len(weight) + 1)
     return a
