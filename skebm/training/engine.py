@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import opcode
 import time
@@ -704,11 +705,11 @@ class EnergyNet(NeuralNet):
 
     def _train(self, iterator: Batches) -> dict[str, float]:
         """One epoch, repeated from the last good weights as long as it diverges."""
-        monitored = self._monitoring_batch(iterator)
+        monitored = self._monitored_in(iterator)
         with torch.no_grad():
             if self.state_ is None:
-                self.run_.state = self.module_.start(monitored, self.generator)
-            before = self.logs_ or self._monitor(monitored)
+                self.run_.state = self.module_.start(monitored(), self.generator)
+            before = self.logs_ or self._monitor(monitored())
             # Where the end alone is assessed, the start, which is the base or nearly so, is not.
             once = self.guard_.seldom and self.n_assessments_ == 1
             if self.held_out_ is not None and self.guard_.best is None and not once:
@@ -727,10 +728,10 @@ class EnergyNet(NeuralNet):
                 tries += 1
                 # A model that diverges draws entries that no other one can go on from.
                 iterator.rows.restore(completed)
-                self._roll_back(*good, monitored, tries)
+                self._roll_back(*good, monitored(), tries)
             except KeyboardInterrupt:
                 if self.group_.size == 1:
-                    self._keep_sound(*good, monitored, before)
+                    self._keep_sound(*good, monitored(), before)
                 raise
             self._check_restarts()
 
@@ -838,6 +839,17 @@ class EnergyNet(NeuralNet):
             copy_weights(weights, weights_of(self.module_))
             self.run_.state = state
 
+    def _monitored_in(self, iterator: Batches) -> Callable[[], Batch]:
+        """The rows on which an epoch that begins is monitored, made now if this is foreseen.
+
+        Missing entries are completed by the weights of that moment, as often as a batch has them.
+        """
+        monitored = functools.cache(functools.partial(self._monitoring_batch, iterator))
+        n_batches, starts = len(iterator), self.state_ is None or not self.logs_
+        if starts or n_batches >= CHECK_EVERY or self._monitors(n_batches):
+            monitored()
+        return monitored
+
     def _monitoring_batch(self, iterator: Batches) -> Batch:
         """Fixed rows on which training is monitored: the held-out ones, if there are any."""
         rows = self.held_out_
@@ -857,7 +869,7 @@ class EnergyNet(NeuralNet):
         return batch
 
     def _run_batches(
-        self, iterator: Batches, monitored: Batch, before: dict[str, float]
+        self, iterator: Batches, monitored: Callable[[], Batch], before: dict[str, float]
     ) -> dict[str, float] | None:
         """The batches of one epoch; the last diagnostics, or None if training diverged."""
         known, last = iterator.rows.known, len(iterator)
@@ -875,7 +887,7 @@ class EnergyNet(NeuralNet):
                     check = (is_last and monitors) or number % CHECK_EVERY == 0
                     if check:
                         finish()
-                    energy = self._energy_of_monitored(monitored) if check else None
+                    energy = self._energy_of_monitored(monitored()) if check else None
                     if known is not None:
                         batch = self._impute_batch(batch, known, self.generator)
                         iterator.rows.impute(batch)
@@ -887,8 +899,8 @@ class EnergyNet(NeuralNet):
                         if self.run_.steps is not None:
                             self.run_.steps.load()  # a callback may have changed the weights
                     if check:
-                        logs = self._monitor(monitored, energy)
-                        if self._diverges(logs, before, len(monitored.x), number):
+                        logs = self._monitor(monitored(), energy)
+                        if self._diverges(logs, before, len(monitored().x), number):
                             return None
                     if is_last:
                         break
