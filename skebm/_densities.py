@@ -4,6 +4,8 @@ estimators, scikit-learn's densities, and pipelines and searches that end in eit
 
 from __future__ import annotations
 
+import copy
+import inspect
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -14,7 +16,7 @@ from sklearn.mixture import BayesianGaussianMixture, GaussianMixture
 from sklearn.neighbors import KernelDensity
 from sklearn.pipeline import Pipeline
 
-from skebm._validation import check_is_fitted, validate_data
+from skebm._validation import check_is_fitted, draw_seed, validate_data
 
 # Rows and kernels whose distances are held at a time.
 MAX_PAIRS = 4_000_000
@@ -56,6 +58,24 @@ def log_density(estimator: Any, X: Any) -> np.ndarray:
             "that end in one."
         )
     return np.asarray(estimator.score_samples(X))
+
+
+def draw_rows(estimator: Any, n: int, random: np.random.RandomState) -> np.ndarray:
+    """Draws of a density of ours, of scikit-learn's, or of anything with ``sample``, (n, d).
+
+    They are seeded by the argument ``random_state``, or by the parameter of that name where the
+    method has none, as in scikit-learn's mixtures; what has neither draws as it likes.
+    """
+    while isinstance(estimator, FrozenEstimator):
+        estimator = estimator.estimator
+    seed = {"random_state": draw_seed(random)}
+    if "random_state" in inspect.signature(estimator.sample).parameters:
+        return np.asarray(estimator.sample(n, **seed))
+    if hasattr(estimator, "random_state"):
+        estimator = copy.copy(estimator)
+        estimator.random_state = seed["random_state"]
+    drawn = estimator.sample(n)
+    return np.asarray(drawn[0] if isinstance(drawn, tuple) else drawn)
 
 
 def relative_log_density(estimator: Any, X: Any) -> np.ndarray:

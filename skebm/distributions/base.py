@@ -7,6 +7,7 @@ import copy
 import functools
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -229,7 +230,8 @@ class Distribution(abc.ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             # A copy: arrays of a pickle may be read-only, as tensors cannot be.
-            setattr(self, name, torch.tensor(value) if hasattr(value, "dtype") else value)
+            is_array = isinstance(value, np.ndarray | np.generic)
+            setattr(self, name, torch.tensor(value) if is_array else value)
 
 
 class TiltedGiven(Given):

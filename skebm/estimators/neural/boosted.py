@@ -41,12 +41,14 @@ class BoostedDensity(NeuralDensity):
 
     Parameters
     ----------
-    base : str, MixtureBase or Distribution, default="auto"
+    base : str, MixtureBase, estimator or Distribution, default="auto"
         Base distribution q. Real columns: ``"stack"``, ``"mixture"``, ``"kernel"``, ``"gaussian"``
         and the flows, as in :class:`NCEDensity`; binary columns: ``"independent"``,
         ``"chow-liu"`` or ``"block-tree"``; one-hot columns: ``"independent"``. ``"auto"`` is the
         stack for real rows (the Gaussian if there are bounds), the Chow-Liu tree for binary ones.
-        A distribution of :mod:`skebm.distributions` is used as it is, in the units of X.
+        An estimator with ``fit``, ``score_samples`` in nats and ``sample``, such as
+        scikit-learn's GaussianMixture, is cloned and fitted to numbers or bits, in the units of X;
+        a ``FrozenEstimator``, and a distribution of :mod:`skebm.distributions`, is used as it is.
     learning_rate : float, default=0.1
         Factor on the values of each tree.
     n_iter : int or "auto", default="auto"

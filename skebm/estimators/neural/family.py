@@ -678,7 +678,7 @@ def fit_any_bases(
         of_columns = fit_mixed_base(base, rows, table.domain)
         return Bases(of_columns, of_columns), None
     if table.discrete:
-        found = fit_discrete_base(base, rows, table.domain)
+        found = fit_discrete_base(base, rows, table.domain, seed)
         return Bases(found, found), None
     noise = training_noise(estimator, rows, adds_noise=adds_noise)
     bases = fit_real_bases(

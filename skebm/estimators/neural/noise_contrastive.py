@@ -38,7 +38,7 @@ class NCEDensity(NeuralDensity):
     Parameters
     ----------
     <<network>>
-    noise : str, MixtureBase or Distribution, default="auto"
+    noise : str, MixtureBase, estimator or Distribution, default="auto"
         Noise distribution q, which is also the base of the energy. Real columns: ``"gaussian"``
         (with shrunk covariance, or truncated at `bounds`), ``"mixture"`` (a Gaussian mixture;
         settings in :class:`MixtureBase`), ``"kernel"`` (Gaussian kernels of several scales),
@@ -51,8 +51,11 @@ class NCEDensity(NeuralDensity):
         ``"block-tree"``. One-hot columns: ``"independent"``. ``"auto"`` is the stack for clean rows
         and, with mixtures of low rank, for more than 100 real columns, the mixture for other real
         rows (the Gaussian if there are bounds), the Chow-Liu tree for binary rows and independent
-        columns for one-hot ones. A distribution of :mod:`skebm.distributions` is used as it is, in
-        the units of X.
+        columns for one-hot ones. An estimator with ``fit``, ``score_samples`` in nats and
+        ``sample``, such as scikit-learn's GaussianMixture, is cloned and fitted to numbers or bits,
+        in the units of X; a ``FrozenEstimator``, and a distribution of
+        :mod:`skebm.distributions`, is used as it is. `sample` needs derivatives of an estimator's
+        log p, which are known of ours and of scikit-learn's.
     noise_ratio : float > 0, default=1
         :math:`\nu`, the number of draws of the noise per row.
     n_bridges : int >= 1 or "auto", default="auto"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -14,14 +13,12 @@ import torch
 from scipy.special import logsumexp
 from sklearn.base import BaseEstimator, DensityMixin, clone
 from sklearn.frozen import FrozenEstimator
-from sklearn.mixture import BayesianGaussianMixture
-from sklearn.mixture import GaussianMixture as SklearnMixture
 from sklearn.model_selection import KFold
 from sklearn.utils import Bunch
 from sklearn.utils.validation import has_fit_parameter
 from torch import Tensor
 
-from skebm._densities import log_normaliser, relative_log_density, score_function
+from skebm._densities import draw_rows, log_normaliser, relative_log_density, score_function
 from skebm._validation import (
     N_JOBS,
     Composition,
@@ -744,16 +741,5 @@ def draw_mixture(
 ) -> np.ndarray:
     """Draws of a mixture of densities, in random order."""
     pairs = zip(experts, random.multinomial(n, share), strict=True)
-    x = np.concatenate(
-        [draw_from_expert(expert, int(count), random) for expert, count in pairs if count]
-    )
+    x = np.concatenate([draw_rows(expert, int(count), random) for expert, count in pairs if count])
     return x[random.permutation(n)]
-
-
-def draw_from_expert(expert: Any, n: int, random: np.random.RandomState) -> np.ndarray:
-    """Draws of a density: of ours, or of scikit-learn's mixtures and kernel densities."""
-    if isinstance(expert, SklearnMixture | BayesianGaussianMixture):
-        # Its draws are seeded by the parameter of the constructor.
-        seeded = copy.copy(expert).set_params(random_state=draw_seed(random))
-        return np.asarray(seeded.sample(n)[0])
-    return np.asarray(expert.sample(n, random_state=draw_seed(random)))

@@ -38,6 +38,7 @@ from skebm.distributions import (
 )
 from skebm.distributions.stack import with_broad_part
 from skebm.distributions.transformed.flow import FLOWS
+from skebm.estimators.tables.densities import check_one_kind, fit_density, is_density
 from skebm.estimators.tables.units import Units
 from skebm.objectives.joint import UNKNOWN
 from skebm.training.distributed import shows_progress
@@ -342,14 +343,16 @@ def _covering(base: Distribution, rows: Rows) -> Distribution:
     return base
 
 
-def fit_discrete_base(base: Any, rows: Rows, domain: Domain) -> Distribution | None:
-    """Fit the named base of discrete rows, or check a given one."""
+def fit_discrete_base(base: Any, rows: Rows, domain: Domain, seed: int = 0) -> Distribution | None:
+    """Fit the named base of discrete rows or an estimator, or check a given distribution."""
     if base is None:
         return None
     if isinstance(base, MixtureBase) or base in (*REAL_BASES, *FLOWS, "classes"):
         here = DISCRETE_BASES if isinstance(domain, Binary) else DISCRETE_BASES[:1]
         names = ", ".join(map(repr, here))
         raise ValueError(f"{base!r} is a distribution of real columns; on {domain} use {names}.")
+    if is_density(base):
+        base = fit_density(base, rows, domain, None, seed)
     if isinstance(base, Distribution):
         if base.domain != domain:
             raise ValueError(f"The base is on {base.domain}, but the rows are {domain}.")
@@ -378,6 +381,8 @@ def fit_mixed_base(base: Any, rows: Rows, domain: Domain) -> Distribution:
             f"base=None is not possible on {domain}: numbers need a base that keeps them from "
             f'infinity. Use "auto", which is "{LATENT}".'
         )
+    if is_density(base):
+        check_one_kind(base, domain)
     if base != "auto" and not isinstance(base, Distribution) and base not in COLUMN_BASES:
         names = ", ".join(map(repr, COLUMN_BASES))
         raise ValueError(f"{base!r} is a distribution of real columns; on {domain} use {names}.")
@@ -468,6 +473,7 @@ def fit_real_bases(
     if base is None:
         return Bases(None, None)
     noisy: Distribution | None = None
+    clean: Distribution
     domain: Any = units.domain
     unbounded = domain == Real(domain.shape)
     mixture = base if isinstance(base, MixtureBase) else MixtureBase()
@@ -476,7 +482,9 @@ def fit_real_bases(
     wide, for_chains = rows.n_columns > MOST_STACKED, False
     if usual and (wide or stacks != "no" and (deconvolve or sigma is None)):
         name, for_chains = "stack", stacks != "all"
-    if isinstance(base, Distribution):
+    if is_density(base):
+        clean = fit_density(base, rows, domain, units, seed)
+    elif isinstance(base, Distribution):
         clean = _in_units(base, rows, units)
     elif name == "stack" and unbounded:
         clean, trained = _stack(rows, seed, for_chains, deconvolve, verbose)

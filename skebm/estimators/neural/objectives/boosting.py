@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from skebm._validation import Interval, StrOptions, draw_seed
+from skebm._validation import HasMethods, Interval, StrOptions, draw_seed
 from skebm.base import PartitionEstimator, Sampler
 from skebm.base.processes import progress_bar
 from skebm.distributions import Distribution
@@ -28,6 +28,7 @@ from skebm.estimators.tables.bases import (
     resolution,
     spread_ties,
 )
+from skebm.estimators.tables.densities import METHODS
 from skebm.estimators.tables.table import Table
 from skebm.objectives import NoiseContrastive
 from skebm.objectives.noise_contrastive.boosting import Boosted, BoostingSettings, Sample, boost
@@ -78,8 +79,12 @@ class BoostingRule(Rule):
         return NoiseContrastive(energy, base)
 
     def final_sampler(self, net: EnergyNet) -> Sampler:
-        """Proposals of the base, from which energies of other rows are sampled too."""
-        return IndependenceSampler(net.module_.energy.base)
+        """Proposals of the base, from which energies of other rows are sampled too.
+
+        Of whole rows, where the base has no conditionals, as flows and estimators.
+        """
+        base: Any = net.module_.energy.base
+        return IndependenceSampler(base, whole_rows=not base.has_given)
 
 
 def _spreads_ties(model: Any, table: Table) -> bool:
@@ -119,6 +124,7 @@ class Boosting(NeuralObjective):
             StrOptions({"auto", *REAL_BASES, *COLUMN_BASES, *FLOWS}),
             MixtureBase,
             Distribution,
+            HasMethods(METHODS),
         ],
         "domain": DOMAIN,
         "partition": [StrOptions({"auto"}), PartitionEstimator],

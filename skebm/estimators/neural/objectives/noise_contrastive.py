@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from skebm._validation import Interval, StrOptions, draw_seed, warn
+from skebm._validation import HasMethods, Interval, StrOptions, draw_seed, warn
 from skebm.base import Real as RealDomain
 from skebm.base import Sampler, TrainingWarning
 from skebm.distributions import Distribution, Gaussian, GaussianMixture, TruncatedGaussian
@@ -45,6 +45,7 @@ from skebm.estimators.tables.bases import (
     Bases,
     MixtureBase,
 )
+from skebm.estimators.tables.densities import METHODS
 from skebm.estimators.tables.table import Table
 from skebm.objectives import NoiseContrastive
 from skebm.objectives.noise_contrastive.classifier import NO_RANKING
@@ -180,6 +181,7 @@ class NoiseContrastiveEstimation(NeuralObjective):
             StrOptions({"auto", *REAL_BASES, *FLOWS, *DISCRETE_BASES}),
             MixtureBase,
             Distribution,
+            HasMethods(METHODS),
         ],
         "domain": DOMAIN,
         "sigma": SIGMA,
