@@ -591,20 +591,22 @@ class EnergyNet(NeuralNet):
         """Epochs after which held-out rows say whether there are twice as many, or the last one.
 
         They say so after half of them, while the rate is large, by what they gained since a fourth.
-        Training ends there if they have gained nothing over the base until then, unless that is
-        asked after each epoch (:meth:`Guard.is_exhausted`).
+        Training ends after a fourth if they have gained nothing over the base until then, unless
+        that is asked after each epoch (:meth:`Guard.is_exhausted`).
         """
         if epochs is not None:
             return epochs
         done = len(self.history) - self.n_before_
         while self.held_out_ is not None and self.max_epochs < self.most_epochs:
-            half = math.ceil(self.max_epochs / 2)
-            if done < half:
-                return half
+            quarter, half = math.ceil(self.max_epochs / 4), math.ceil(self.max_epochs / 2)
+            if done < quarter:
+                return quarter
             gains = [row[GAIN] for row in self.history[self.n_before_ :] if GAIN in row]
             best = self.guard_.best
             if self.guard_.seldom and best is not None and best.gains_nothing:
                 self.max_epochs = self.most_epochs = done
+            elif done < half:
+                return half
             elif still_rising(gains, 2) is None:
                 self.most_epochs = self.max_epochs
             else:

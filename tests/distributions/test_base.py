@@ -30,6 +30,7 @@ from skebm.distributions import (
 )
 from skebm.distributions.trees.blocks import BlockTree
 from skebm.energies.rbm.mixed import WiderColumns
+from skebm.estimators.tables.densities import EstimatorDensity
 from tests.support.discovery import without_case
 from tests.support.oracle import DOUBLE, P_FLOOR, bits, chi_square, count_states, seeded
 
@@ -62,6 +63,7 @@ CASES = {
     WiderColumns: [],
     IndependentCategorical: [],
     Affine: [],
+    EstimatorDensity: [],
     Gaussian: [],
     GaussianMixture: [],
     KernelDensity: [],

@@ -18,6 +18,7 @@ from skebm.energies.path import Couplings, Geometric, TiltedPairwise
 from skebm.energies.rbm.mixed import WiderColumns
 from skebm.estimators.base import BaseEBM
 from skebm.estimators.neural.sampling import FlippedPosterior
+from skebm.estimators.tables.densities import EstimatorDensity
 from skebm.samplers import Augmentation, ChainPolicy, Gibbs
 from skebm.samplers._moves import TemperedMarginal
 from skebm.samplers.blocks import Block
@@ -59,6 +60,7 @@ KINDS = (
 INTERNAL = {
     Block,
     Couplings,
+    EstimatorDensity,
     FlippedPosterior,
     Geometric,
     TemperedMarginal,

@@ -46,6 +46,8 @@ def net_after(gains, max_epochs=20, most_epochs=80, best=GAINED, seldom=True):
 def test_passes_are_doubled_while_held_out_rows_gain():
     rising = [0.1 * k for k in range(40)]
     net = net_after([])
+    assert EnergyNet._next_stop(net, None) == 5
+    net.history = net_after(rising[:5]).history
     assert EnergyNet._next_stop(net, None) == 10
     net.history = net_after(rising[:10]).history
     assert EnergyNet._next_stop(net, None) == 20
@@ -65,15 +67,15 @@ def test_passes_are_as_planned_where_held_out_rows_do_not_gain(gains):
 
 
 @pytest.mark.parametrize(
-    ("gain", "error", "last"), [(0.1, 0.1, 10), (0.0, 0.0, 10), (0.3, 0.1, 20)]
+    ("gain", "error", "last"), [(0.1, 0.1, 5), (0.0, 0.0, 5), (0.3, 0.1, 10)]
 )
-def test_passes_end_half_way_where_nothing_was_gained_over_the_base(gain, error, last):
-    net = net_after([gain] * 10, best=Best(gain, error, 5, []))
+def test_passes_end_after_a_fourth_where_nothing_was_gained_over_the_base(gain, error, last):
+    net = net_after([gain] * 5, best=Best(gain, error, 3, []))
     assert EnergyNet._next_stop(net, None) == last
-    assert net.max_epochs == net.most_epochs == last
+    assert (net.max_epochs == net.most_epochs == last) == (last == 5)
 
 
-def test_nothing_ends_half_way_where_each_pass_says_whether_training_ends():
+def test_nothing_ends_early_where_each_pass_says_whether_training_ends():
     net = net_after([0.0] * 10, best=Best(0.0, 0.1, 5, []), seldom=False)
     assert EnergyNet._next_stop(net, None) == 20
 

@@ -40,6 +40,7 @@ class EstimatorDensity(Distribution):
 
     def __init__(self, estimator: Any, domain: Domain, units: Units | None = None):
         self.estimator, self.domain, self.units = estimator, domain, units
+        self.like = torch.zeros(0, dtype=torch.float64)  # of the device and precision of draws
 
     def log_prob(self, x: Tensor) -> Tensor:
         value = torch.as_tensor(log_density(self.estimator, self._of_data(x))).to(x)
@@ -49,7 +50,7 @@ class EstimatorDensity(Distribution):
         seed = torch.randint(2**32 - 1, (), generator=generator, device=generator.device)
         drawn = draw_rows(self.estimator, n, np.random.RandomState(int(seed)))
         found = drawn if self.units is None else self.units.apply(drawn)
-        return torch.as_tensor(found, dtype=torch.get_default_dtype(), device=generator.device)
+        return torch.as_tensor(found).to(self.like)
 
     def score(self, x: Tensor) -> Tensor:
         found = score_function(self.estimator, self._of_data(x))
