@@ -66,9 +66,7 @@ def test_passes_are_as_planned_where_held_out_rows_do_not_gain(gains):
     assert net.max_epochs == net.most_epochs == 20
 
 
-@pytest.mark.parametrize(
-    ("gain", "error", "last"), [(0.1, 0.1, 5), (0.0, 0.0, 5), (0.3, 0.1, 10)]
-)
+@pytest.mark.parametrize(("gain", "error", "last"), [(0.1, 0.1, 5), (0.0, 0.0, 5), (0.3, 0.1, 10)])
 def test_passes_end_after_a_fourth_where_nothing_was_gained_over_the_base(gain, error, last):
     net = net_after([gain] * 5, best=Best(gain, error, 3, []))
     assert EnergyNet._next_stop(net, None) == last

@@ -37,6 +37,10 @@ class BoostedDensity(NeuralDensity):
     Trees are functions of the columns as tables have them: they need no scaling, follow steps and
     corners, and leave out columns that say nothing.
 
+    Missing entries, nan, of the rows of `fit` are drawn once given the known ones, from q or, of
+    real rows, from a mixture of normal distributions; trees take them as data. Of new rows they are
+    integrated out.
+
     log Z is estimated when it is first needed, by draws of q.
 
     Parameters

@@ -40,7 +40,7 @@ from skebm.estimators.neural.objectives import (
 )
 from skebm.estimators.recipe import Recipe
 from skebm.estimators.tables.bases import COLUMN_BASES, REAL_BASES, MixtureBase
-from skebm.estimators.tables.blocks import has_only_bits
+from skebm.estimators.tables.blocks import check_known, has_only_bits
 from skebm.estimators.tables.columns import Coding
 from skebm.estimators.tables.table import Table
 from skebm.training.rows import Rows
@@ -260,8 +260,9 @@ class NeuralDensity(CategoriesMixin, NeuralMixin, BaseDensity):
     # ---------------------------------------------------------------- hooks of the base class
 
     def _validation_options(self, *, reset: bool) -> dict[str, Any]:
-        domain = self._domain_setting(self._objective_for(reset=reset))
-        return validation_options(self, domain, reset=reset)
+        objective = self._objective_for(reset=reset)
+        options = validation_options(self, self._domain_setting(objective), reset=reset)
+        return options | ({"ensure_all_finite": "allow-nan"} if objective.takes_holes else {})
 
     def _validate(self, X: Any, *, reset: bool = False, min_samples: int = 1, **kwargs: Any) -> Any:
         """Validated X, its categories as codes, nan where missing."""
@@ -277,6 +278,8 @@ class NeuralDensity(CategoriesMixin, NeuralMixin, BaseDensity):
     def _learn_table(self, X: Any, weight: np.ndarray | None) -> Table:
         objective, bounds = self._training_objective(), self._setting("bounds")
         domain = self._domain_setting(objective)
+        if objective.takes_holes:
+            check_known(X, getattr(self, "feature_names_in_", None))
         if objective.codes_categories:
             free = domain == "auto" and self.sampler is None and bounds is None
             bits = free and self._has_booleans and not has_only_bits(X)  # beside numbers

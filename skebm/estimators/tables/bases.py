@@ -248,6 +248,21 @@ def complete_numbers(
     return x
 
 
+def complete_in_units(rows: Rows, seed: int) -> None:
+    """Complete rows of numbers by :func:`complete_numbers`; columns of few values stay so."""
+    assert rows.known is not None
+    x, known = rows.block(0, len(rows)), rows.known.to(rows.device)
+    gaps = resolution(x)  # of the values that there are, which complete the rows so far
+    generator = torch.Generator(rows.device).manual_seed(seed)
+    found = complete_numbers(x.double(), known, rows.counts.double(), generator).to(x)
+    for j in gaps.nonzero().ravel().tolist():
+        values = x[known[:, j], j].unique()
+        middle = (values[1:] + values[:-1]) / 2
+        nearest = values[torch.bucketize(found[:, j].contiguous(), middle)]
+        found[:, j] = torch.where(known[:, j], x[:, j], nearest)
+    rows.impute(Batch(found, row_index=torch.arange(len(rows), device=rows.device)))
+
+
 @torch.no_grad()
 def redraw(base: Distribution, rows: Rows, generator: torch.Generator) -> None:
     """Complete rows anew by draws of the base given the known entries."""

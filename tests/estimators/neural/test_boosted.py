@@ -10,7 +10,7 @@ from scipy.special import logsumexp
 from sklearn.datasets import make_moons
 
 from skebm import BoostedDensity, TractableDensity
-from skebm.base import TrainingWarning
+from skebm.base import Binary, TrainingWarning
 from skebm.objectives.noise_contrastive import boosting
 from skebm.partition import Exact, ImportanceSampling
 
@@ -236,3 +236,51 @@ def test_log_z_is_within_its_error():
     z = np.array([one(seed) for seed in range(300, 320) for one in (z_of_bits, z_of_numbers)])
     assert 0.8 < np.sqrt(np.mean(z**2)) < 1.3
     assert np.abs(z.mean()) < 0.5
+
+
+def with_holes(X, share=0.25, seed=1):
+    return np.where(np.random.default_rng(seed).random(X.shape) < share, np.nan, X)
+
+
+def test_rows_with_missing_entries_are_fitted():
+    """Those that are known are a better fit than the complete rows alone."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(1000, 3))
+    x[:, 1] = np.where(x[:, 0] > 0, x[:, 0], -2) + 0.3 * x[:, 1]
+    x[:, 2] = np.round(2 * x[:, 0] + x[:, 2])
+    holes, new = with_holes(x[:300], 0.35), x[500:]
+    kind = {"base": "gaussian", "n_iter": 30, "random_state": 0}
+    model = BoostedDensity(**kind).fit(holes)
+    complete = holes[~np.isnan(holes).any(1)]
+    assert model.score(new) > BoostedDensity(**kind).fit(complete).score(new) + 0.3
+    assert model.resolution_[2] == pytest.approx(1.0)  # draws for missing entries are whole numbers
+    assert np.array_equal(model.predict(holes[:20]) == 1, model.decision_function(holes[:20]) >= 0)
+    expected = -model.score_samples(holes[:20]) - model.log_partition_
+    assert np.allclose(model.energy(holes[:20]), expected, atol=1e-4)
+
+
+def test_frames_and_bits_with_missing_entries():
+    random = np.random.default_rng(0)
+    kind = random.choice(["a", "b"], 300).astype(object)
+    size = np.where(kind == "a", 1.0, 4.0) + 0.3 * random.normal(size=300)
+    frame = pd.DataFrame({"kind": kind, "size": size})
+    frame.loc[::7, "kind"], frame.loc[1::7, "size"] = None, np.nan
+    model = BoostedDensity(n_iter=5, random_state=0).fit(frame)
+    filled = model.impute(pd.DataFrame({"kind": [None, None], "size": [1.0, 4.0]}), random_state=0)
+    assert filled["kind"].tolist() == ["a", "b"]
+    bits = (random.random((200, 3)) < 0.5).astype(float)
+    bits[:, 1] = bits[:, 0]
+    model = BoostedDensity(n_iter=0, random_state=0).fit(with_holes(bits))
+    assert model.energy_.domain == Binary((3,))
+    given = model.log_conditional(np.array([[1.0, 1.0, np.nan]]), given=[0])
+    assert given[0] > np.log(0.8)
+
+
+def test_a_column_without_known_entries_is_named():
+    x = np.random.default_rng(0).normal(size=(30, 2))
+    x[:, 1] = np.nan
+    with pytest.raises(ValueError, match="Column 1 is missing in all rows"):
+        BoostedDensity().fit(x)
+    frame = pd.DataFrame(x, columns=["a", "b"])
+    with pytest.raises(ValueError, match="'b' is missing in all rows"):
+        BoostedDensity().fit(frame)

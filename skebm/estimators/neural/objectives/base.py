@@ -74,6 +74,8 @@ class NeuralObjective(BaseEstimator, abc.ABC):
     # Whether rows are real whatever their values, and whether columns of categories are coded.
     of_real_rows: ClassVar[bool] = True
     codes_categories: ClassVar[bool] = False
+    # Whether entries of the rows of a fit may be missing.
+    takes_holes: ClassVar[bool] = False
     # Optimizer steps of a fit with ``n_iter="auto"``.
     n_steps: ClassVar[int] = N_STEPS
     # Parameters that a fit cannot change which goes on from an earlier one.

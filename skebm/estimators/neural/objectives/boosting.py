@@ -22,9 +22,12 @@ from skebm.estimators.neural.family import DOMAIN, Rule, fit_any_bases
 from skebm.estimators.neural.objectives.base import NeuralObjective, TrainingStart
 from skebm.estimators.tables.bases import (
     COLUMN_BASES,
+    LATENT,
     REAL_BASES,
     Bases,
     MixtureBase,
+    complete_in_units,
+    fit_completed,
     resolution,
     spread_ties,
 )
@@ -117,7 +120,7 @@ class Boosting(NeuralObjective):
         "l2_regularization": [Interval(Real, 0, None, closed="left")],
     }
     of_real_rows = False
-    codes_categories = True
+    codes_categories = takes_holes = True
     # Without log Z there is nothing to score by: gradients of trees are zero.
     takes = {
         "base": [
@@ -143,6 +146,16 @@ class Boosting(NeuralObjective):
     def fit_bases(
         self, model: Any, base: Any, rows: Rows, table: Table
     ) -> tuple[Bases, np.ndarray | None]:
+        if rows.known is not None and (table.by_column or table.discrete):
+            asked = LATENT if table.by_column and base == "auto" else base
+
+            def fit(some: Rows) -> Any:
+                return fit_any_bases(model, base, some, table)[0].clean
+
+            found = fit_completed(fit, rows, asked)
+            return Bases(found, found), None
+        if rows.known is not None:
+            complete_in_units(rows, TIES_SEED)
         if _spreads_ties(model, table):
             rows = spread_ties(rows, TIES_SEED)
         return fit_any_bases(model, base, rows, table, stacks="all")
