@@ -249,7 +249,7 @@ def test_rows_with_missing_entries_are_fitted():
     x[:, 1] = np.where(x[:, 0] > 0, x[:, 0], -2) + 0.3 * x[:, 1]
     x[:, 2] = np.round(2 * x[:, 0] + x[:, 2])
     holes, new = with_holes(x[:300], 0.35), x[500:]
-    kind = {"base": "gaussian", "n_iter": 30, "random_state": 0}
+    kind = {"base": "gaussian", "n_iter": 60, "random_state": 0}
     model = BoostedDensity(**kind).fit(holes)
     complete = holes[~np.isnan(holes).any(1)]
     assert model.score(new) > BoostedDensity(**kind).fit(complete).score(new) + 0.3
