@@ -47,7 +47,7 @@ CASES = {
     ScoreMatchingDensity: lambda: ScoreMatchingDensity(**FEW),
     BoostedDensity: lambda: BoostedDensity(n_iter=20, random_state=0),
     NCEDensity: lambda: NCEDensity(**FEW),
-    NeuralDensity: lambda: NeuralDensity(objective="score_matching", **FEW),
+    NeuralDensity: lambda: NeuralDensity(objective="score_matching", base="gaussian", **FEW),
     FlowContrastiveDensity: lambda: FlowContrastiveDensity(n_flow_steps=10, **FEW),
     JEMClassifier: lambda: JEMClassifier(**FEW),
     RBMClassifier: lambda: RBMClassifier(8, **FEW),
@@ -57,7 +57,7 @@ CASES = {
     TemporalRBMClassifier: lambda: TemporalRBMClassifier(8, **FEW),
     SequenceOutlierDetector: lambda: SequenceOutlierDetector(TemporalRBM(8, **FEW), random_state=0),
     EnergyOutlierDetector: lambda: EnergyOutlierDetector(
-        ScoreMatchingDensity(**FEW), random_state=0
+        ScoreMatchingDensity(base="kernel", **FEW), random_state=0
     ),
     DeepBeliefNetwork: lambda: DeepBeliefNetwork(
         (8, 6), rbm=RBMEstimator(n_iter=3), random_state=0
