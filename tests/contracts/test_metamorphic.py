@@ -147,10 +147,12 @@ CASES = {
         BoostedDensity(learning_rate=0.05, n_iter=20, random_state=0), tables=("real", "binary")
     ),
     "NCEDensity": Case(NCEDensity(**small), tables=("real", "binary")),
-    "NeuralDensity": Case(NeuralDensity(**small, objective="nce"), tables=("real", "binary")),
-    "FlowContrastiveDensity": Case(FlowContrastiveDensity(**small | {"n_iter": 1}, n_flow_steps=1)),
-    "JEMClassifier": Case(JEMClassifier(**small), "predict_log_proba", ("real",), "class"),
-    "ConditionalDensity": Case(ConditionalDensity(given=[0], **small)),
+    "NeuralDensity": Case(NeuralDensity(**on_gaussian, objective="nce")),
+    "FlowContrastiveDensity": Case(
+        FlowContrastiveDensity(**small | {"n_iter": 1}, flow="maf", n_flow_steps=1)
+    ),
+    "JEMClassifier": Case(JEMClassifier(**on_gaussian), "predict_log_proba", ("real",), "class"),
+    "ConditionalDensity": Case(ConditionalDensity(given=[0], base="linear", **small)),
     "TemporalRBM": Case(TemporalRBM(**frames), tables=("binary", "real")),
     "TemporalRBMClassifier": Case(
         TemporalRBMClassifier(**frames), "predict_log_proba", ("binary",), "class"
@@ -224,7 +226,6 @@ COPIES = {
     ("ContrastiveDivergenceDensity", "binary"): 0.05,
     ("BoostedDensity", "binary"): 0.8,  # of fifteen rows, two of which choose
     ("NCEDensity", "binary"): 0.05,
-    ("NeuralDensity", "binary"): 0.05,
     "HopfieldMemory": np.log(2) + 1e-6,
     # Columns of few values recur: each of their rows calibrates, and p-values have finer steps.
     ("EnergyOutlierDetector-conformal", "counts"): 0.2,
