@@ -78,7 +78,7 @@ def test_a_short_fit_to_ordinary_rows_warns_briefly(name):
 def test_a_fit_with_defaults_to_ordinary_rows_warns_briefly(name):
     model = SHORT[NAMES[name]]()
     model = type(model)(random_state=0) if hasattr(model, "random_state") else type(model)()
-    for caught in warnings_of_fit_and_scores(model, real_rows(200, 4)):
+    for caught in warnings_of_fit_and_scores(model, real_rows(80, 3)):
         check_brief(caught)
 
 
