@@ -65,17 +65,17 @@ CASES = {
 }
 
 
-# Each table with half of the estimators, and the other way round: `make soak` has all.
-HALF = [
+# Each table with a third of the estimators, and the other way round: `make soak` has all.
+THIRD = [
     pytest.param(cls, table, id=f"{cls.__name__}-{table}")
     for i, cls in enumerate(CASES)
     for j, table in enumerate(TABLES)
-    if (i + j) % 2 == 0
+    if (i - j) % 6 in (2, 4)
 ]
 
 
 @full
-@pytest.mark.parametrize(("cls", "table"), HALF)
+@pytest.mark.parametrize(("cls", "table"), THIRD)
 def test_what_holds_of_any_fit(cls, table):
     assert check(CASES[cls](), split(table)).violations == {}
 

@@ -234,7 +234,7 @@ def all_but_inference():
 
 # Each estimator under most at once and in inference mode, some under those that are left, and two
 # under each alone.
-NETWORKS = (NCEDensity, FlowContrastiveDensity, ConditionalDensity)
+NETWORKS = (NCEDensity, ConditionalDensity)
 CASES_OF_MODES = [
     *[(cls, mode) for cls in (RBMEstimator, TractableDensity) for mode in MODES],
     *[(cls, mode) for cls in NETWORKS for mode in ("bfloat16", "with_meta")],
