@@ -1186,7 +1186,7 @@ def test_rows_of_weight_zero_are_not_there(case):
     assert with_zeros.threshold_ == without.threshold_
 
 
-@each_body
+@each_lead
 def test_equal_weights_are_no_weights(case):
     case = clone(case).set_params(dtype="float64")
     weighted = clone(case).fit(data(case), sample_weight=np.full(60, 0.3))
@@ -1810,6 +1810,10 @@ def test_the_history_has_a_dict_for_each_epoch(case):
         assert np.isfinite(row["train_loss"])
         assert row["lr"] > 0
         assert ("valid_loss" in row) == bool(case.early_stopping)
+
+
+@each_lead
+def test_a_fit_without_epochs_has_an_empty_history(case):
     assert fit(case, n_iter=0).history_ == []
 
 
