@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # a model of half a fit may well warn
 ]
 # Interruptions of each call of each estimator.
-TIMES = int(os.environ.get("SKEBM_INTERRUPTS", 8))
+TIMES = int(os.environ.get("SKEBM_INTERRUPTS", 4))
 
 
 @pytest.fixture

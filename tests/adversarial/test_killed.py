@@ -21,7 +21,7 @@ pytestmark = [
     # Nothing computes with threads of the parent: importing skebm sees to it.
     pytest.mark.filterwarnings("ignore"),
 ]
-N_PASSES = 30
+N_PASSES = 12
 # Kills of each estimator.
 TIMES = int(os.environ.get("SKEBM_KILLS", 4))
 

@@ -41,7 +41,7 @@ MODELS = {
     "flow importance": FlowContrastiveDensity(**flow, partition=ImportanceSampling(4000)),
 }
 # Points of a grid along each column, and the half of its width.
-GRIDS = {1: (6001, 30.0), 2: (301, 15.0)}
+GRIDS = {1: (3001, 30.0), 2: (241, 12.0)}
 # Standard deviations of the proposals around each row, in those of the rows.
 WIDTHS = (0.05, 0.3, 1.0, 3.0)
 
@@ -62,14 +62,14 @@ def by_grid(model, d):
 @functools.cache
 def proposals(d):
     """Draws from t distributions of four widths around the rows, and their log densities."""
-    rng, X, n = np.random.default_rng(0), table(d), 20_000
+    rng, X, n = np.random.default_rng(0), table(d), 8_000
     parts = [multivariate_t(np.zeros(d), h**2 * np.cov(X.T), df=3) for h in WIDTHS]
     drawn = [X[rng.integers(0, len(X), n)] + part.rvs(n, random_state=rng) for part in parts]
     points = np.concatenate(drawn)
     log_q = np.concatenate(
         [
             logsumexp([part.logpdf(block[:, None] - X) for part in parts], axis=(0, 2))
-            for block in np.array_split(points, 400)
+            for block in np.array_split(points, 160)
         ]
     )
     return points, log_q - math.log(len(X) * len(parts))

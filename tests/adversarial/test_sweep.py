@@ -47,7 +47,7 @@ CASES = {
     ScoreMatchingDensity: lambda: ScoreMatchingDensity(**FEW),
     BoostedDensity: lambda: BoostedDensity(n_iter=20, random_state=0),
     NCEDensity: lambda: NCEDensity(**FEW),
-    NeuralDensity: lambda: NeuralDensity(objective="score_matching", **FEW),
+    NeuralDensity: lambda: NeuralDensity(objective="score_matching", base="gaussian", **FEW),
     FlowContrastiveDensity: lambda: FlowContrastiveDensity(n_flow_steps=10, **FEW),
     JEMClassifier: lambda: JEMClassifier(**FEW),
     RBMClassifier: lambda: RBMClassifier(8, **FEW),
@@ -57,7 +57,7 @@ CASES = {
     TemporalRBMClassifier: lambda: TemporalRBMClassifier(8, **FEW),
     SequenceOutlierDetector: lambda: SequenceOutlierDetector(TemporalRBM(8, **FEW), random_state=0),
     EnergyOutlierDetector: lambda: EnergyOutlierDetector(
-        ScoreMatchingDensity(**FEW), random_state=0
+        ScoreMatchingDensity(base="kernel", **FEW), random_state=0
     ),
     DeepBeliefNetwork: lambda: DeepBeliefNetwork(
         (8, 6), rbm=RBMEstimator(n_iter=3), random_state=0
@@ -65,17 +65,17 @@ CASES = {
 }
 
 
-# Each table with half of the estimators, and the other way round: `make soak` has all.
-HALF = [
+# Each table with a third of the estimators, and the other way round: `make soak` has all.
+THIRD = [
     pytest.param(cls, table, id=f"{cls.__name__}-{table}")
     for i, cls in enumerate(CASES)
     for j, table in enumerate(TABLES)
-    if (i + j) % 2 == 0
+    if (i - j) % 6 in (2, 4)
 ]
 
 
 @full
-@pytest.mark.parametrize(("cls", "table"), HALF)
+@pytest.mark.parametrize(("cls", "table"), THIRD)
 def test_what_holds_of_any_fit(cls, table):
     assert check(CASES[cls](), split(table)).violations == {}
 

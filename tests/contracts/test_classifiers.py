@@ -48,22 +48,30 @@ small |= few_draws | {"random_state": 0}
 sampled = small | {"chains": Persistent(n_steps=2)}
 fixed_step = sampled | {"sampler": MALA(0.3)}  # the default one is adapted first
 
+# The weight where a mode is about something else: to choose one takes fits of halves of the rows.
+weighed = {"generative_weight": 0.5}
 machine = {"n_components": 6, "n_iter": 3, "learning_rate": 0.3, "random_state": 0}
 
 CASES = {
     JEMClassifier: {
         "factored": JEMClassifier(**fixed_step, base="gaussian", objective=Hybrid(power=0.5)),
-        "adapted": JEMClassifier(**sampled),
-        "joint": JEMClassifier(**fixed_step, objective="joint", generative_weight=0.5),
+        "adapted": JEMClassifier(**sampled, **weighed, base="gaussian"),
+        "joint": JEMClassifier(**fixed_step, **weighed, objective="joint", base="mixture"),
         "plain": JEMClassifier(**sampled, generative_weight=0.0),
         "replay": JEMClassifier(
             **small,
+            **weighed,
+            base="gaussian",
             chains=ReplayBuffer(n_steps=2, size=150),
             sampler=Langevin(0.01),
             objective=Hybrid(sharpness=0.05),
         ),
         "no_partition": JEMClassifier(
-            **fixed_step | {"partition": None}, dtype="float64", optimizer=AdamW(averaging=0.5)
+            **fixed_step | {"partition": None},
+            **weighed,
+            base="gaussian",
+            dtype="float64",
+            optimizer=AdamW(averaging=0.5),
         ),
     },
     RBMClassifier: {
@@ -71,11 +79,11 @@ CASES = {
         "discriminative": RBMClassifier(**machine, objective="discriminative"),
         "generative": RBMClassifier(**machine, objective="generative", base="gaussian"),
         "plain": RBMClassifier(
-            **machine, centering=None, chains=FromData(), optimizer=SGD(momentum=0.5)
+            **machine, **weighed, centering=None, chains=FromData(), optimizer=SGD(momentum=0.5)
         ),
-        "penalised": RBMClassifier(**machine, penalty=Penalty(l1=1e-3, l2=1e-2)),
+        "penalised": RBMClassifier(**machine, **weighed, penalty=Penalty(l1=1e-3, l2=1e-2)),
         "no_partition": RBMClassifier(
-            **machine, partition=None, dtype="float64", optimizer=SGD(averaging=0.5)
+            **machine, **weighed, partition=None, dtype="float64", optimizer=SGD(averaging=0.5)
         ),
     },
 }
@@ -178,6 +186,7 @@ def unequal_by_design(estimator):
 # The defaults, made small, at a learning rate at which a few passes classify as well as
 # scikit-learn asks.
 quick = {"learning_rate": 0.1, "n_iter": 6}
+quick_machine = {"learning_rate": 1.0, "n_iter": 6}
 DEFAULTS = {
     "JEMClassifier": JEMClassifier(
         MLP((16,)),
@@ -188,11 +197,11 @@ DEFAULTS = {
         sampler=MALA(0.3),
         random_state=0,
     ),
-    "RBMClassifier": RBMClassifier(4, n_iter=30, random_state=0),
+    "RBMClassifier": RBMClassifier(4, **quick_machine, random_state=0),
 }
 CHECKED_FIRST = ("JEMClassifier",)  # whose fits are the quicker ones
 MODES = {
-    name: clone(case).set_params(**(quick if isinstance(case, JEMClassifier) else {"n_iter": 30}))
+    name: clone(case).set_params(**(quick if isinstance(case, JEMClassifier) else quick_machine))
     for name, case in INSTANCES.items()
     if name not in FIRST
 }

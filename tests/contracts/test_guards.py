@@ -21,6 +21,7 @@ from skebm import (
     TemporalRBM,
 )
 from skebm.base import TrainingWarning
+from skebm.energies import MLP
 from skebm.training.selection import WORTH_A_WARNING
 from tests.support.tiers import full, named, only_full
 
@@ -141,15 +142,18 @@ WITH_BASE = {
     "Boltzmann machine, PCD": (BoltzmannMachineDensity("pcd"), OF_BITS),
     "temporal": (TemporalRBM(4, order=1), OF_BITS),
     "gated": (GatedRBM(4, 6), OF_BITS),
-    "conditional": (ConditionalDensity(given=0), OF_NUMBERS),
-    "conditional, matching": (ConditionalDensity(0, objective="score_matching"), OF_NUMBERS),
+    "conditional": (ConditionalDensity(given=0, base="linear"), OF_NUMBERS),
+    "conditional, matching": (
+        ConditionalDensity(0, base="linear", objective="score_matching"),
+        OF_NUMBERS,
+    ),
     "score matching": (ScoreMatchingDensity(), OF_NUMBERS),
     "NCE": (NCEDensity(), OF_NUMBERS),
-    "contrastive divergence": (ContrastiveDivergenceDensity(), OF_NUMBERS),
+    "contrastive divergence": (ContrastiveDivergenceDensity(base="gaussian"), OF_NUMBERS),
     "contrastive divergence, bits": (ContrastiveDivergenceDensity(domain="binary"), OF_BITS),
-    "flow": (FlowContrastiveDensity(), OF_NUMBERS),
+    "flow": (FlowContrastiveDensity(MLP((16,)), flow="maf", n_flow_steps=20), OF_NUMBERS),
     "RBM classifier": (RBMClassifier(4), OF_NUMBERS),
-    "JEM": (JEMClassifier(), OF_NUMBERS),
+    "JEM": (JEMClassifier(base="gaussian"), OF_NUMBERS),
 }
 FIRST = ("RBM", "Boltzmann machine, PCD", "temporal", "gated", "score matching", "NCE")
 # log Z of each row, or a base that is slow to fit.

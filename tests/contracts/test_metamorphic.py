@@ -97,6 +97,8 @@ class Case(NamedTuple):
 
 NUMBERS = ("real", "counts", "tails")
 small = {"network": MLP((8,)), "n_iter": 3, "random_state": 0}
+# Which base is chosen is what TractableDensity has relations of.
+on_gaussian = small | {"base": "gaussian"}
 rbm = {"n_components": 3, "n_iter": 5, "random_state": 0}
 deep = {"n_iter": 3, "random_state": 0}
 frames = {"n_components": 3, "n_iter": 3, "random_state": 0}
@@ -108,7 +110,7 @@ CASES = {
     "TractableDensity-mixture": Case(TractableDensity("mixture", random_state=0), tables=NUMBERS),
     "ProductOfDensities": Case(ProductOfDensities(n_draws=100, random_state=0), tables=NUMBERS),
     "DensityClassifier": Case(
-        DensityClassifier(random_state=0), "predict_log_proba", NUMBERS, "class"
+        DensityClassifier(TractableDensity("kernel")), "predict_log_proba", NUMBERS, "class"
     ),
     "DensityImputer": Case(DensityImputer(random_state=0), "transform", (*NUMBERS, "missing")),
     "DensityRegressor": Case(
@@ -136,18 +138,21 @@ CASES = {
     ),
     "RBMClassifier": Case(RBMClassifier(**rbm), "predict_log_proba", ("real",), "class"),
     "GatedRBM": Case(GatedRBM(2, n_factors=3, **deep), "score_samples", ("binary",), "rows"),
-    "ScoreMatchingDensity": Case(ScoreMatchingDensity(**small), tables=NUMBERS),
-    "ContrastiveDivergenceDensity": Case(
-        ContrastiveDivergenceDensity(**small), tables=("real", "binary")
+    "ScoreMatchingDensity": Case(ScoreMatchingDensity(**on_gaussian), tables=NUMBERS),
+    "ContrastiveDivergenceDensity": Case(ContrastiveDivergenceDensity(**small), tables=("binary",)),
+    "ContrastiveDivergenceDensity-real": Case(
+        ContrastiveDivergenceDensity(**on_gaussian), tables=("real",)
     ),
     "BoostedDensity": Case(
         BoostedDensity(learning_rate=0.05, n_iter=20, random_state=0), tables=("real", "binary")
     ),
     "NCEDensity": Case(NCEDensity(**small), tables=("real", "binary")),
-    "NeuralDensity": Case(NeuralDensity(**small, objective="nce"), tables=("real", "binary")),
-    "FlowContrastiveDensity": Case(FlowContrastiveDensity(**small | {"n_iter": 1}, n_flow_steps=1)),
-    "JEMClassifier": Case(JEMClassifier(**small), "predict_log_proba", ("real",), "class"),
-    "ConditionalDensity": Case(ConditionalDensity(given=[0], **small)),
+    "NeuralDensity": Case(NeuralDensity(**on_gaussian, objective="nce")),
+    "FlowContrastiveDensity": Case(
+        FlowContrastiveDensity(**small | {"n_iter": 1}, flow="maf", n_flow_steps=1)
+    ),
+    "JEMClassifier": Case(JEMClassifier(**on_gaussian), "predict_log_proba", ("real",), "class"),
+    "ConditionalDensity": Case(ConditionalDensity(given=[0], base="linear", **small)),
     "TemporalRBM": Case(TemporalRBM(**frames), tables=("binary", "real")),
     "TemporalRBMClassifier": Case(
         TemporalRBMClassifier(**frames), "predict_log_proba", ("binary",), "class"
@@ -221,7 +226,6 @@ COPIES = {
     ("ContrastiveDivergenceDensity", "binary"): 0.05,
     ("BoostedDensity", "binary"): 0.8,  # of fifteen rows, two of which choose
     ("NCEDensity", "binary"): 0.05,
-    ("NeuralDensity", "binary"): 0.05,
     "HopfieldMemory": np.log(2) + 1e-6,
     # Columns of few values recur: each of their rows calibrates, and p-values have finer steps.
     ("EnergyOutlierDetector-conformal", "counts"): 0.2,
@@ -241,6 +245,7 @@ ORDER = {
     "GatedRBM": 0.1,
     "ScoreMatchingDensity": 0.6,
     "ContrastiveDivergenceDensity": 0.1,
+    "ContrastiveDivergenceDensity-real": 0.1,
     "BoostedDensity": 0.8,
     "NCEDensity": 0.1,
     "NeuralDensity": 0.1,

@@ -293,8 +293,8 @@ def steps(sampler, energy, state, n_steps, generator, beta=1.0):
     return state
 
 
-@pytest.mark.parametrize("n_steps", leading(1, [10, 1, 100]))
-@pytest.mark.parametrize("beta", [0.5, only_full(1.0)])
+# What many steps add up to is in the chains that converge from any start, too.
+@pytest.mark.parametrize(("beta", "n_steps"), [(0.5, 10), only_full(1.0, 1), only_full(1.0, 30)])
 def test_exact_draws_stay_exact(exact, beta, n_steps):
     assert stays(exact, n_steps, beta) > P_FLOOR
 

@@ -104,12 +104,22 @@ def states(rbm):
         return Enumerated(rbm)
 
 
+@pytest.fixture
+def _unchecked(monkeypatch):
+    monkeypatch.setattr("skebm.partition.checks.check_proper", lambda *args, **kwargs: None)
+
+
+# Of many runs on one energy, which others find proper: a check takes longer than many estimates.
+once_checked = pytest.mark.usefixtures("_unchecked")
+
+
 def importance_runs(energy, n=REPEATS, n_samples=1000, **kwargs):
     estimator = ImportanceSampling(n_samples)
     return [estimator.estimate(energy, generator=seeded(s), **kwargs) for s in range(n)]
 
 
 @full
+@once_checked
 def test_importance_knows_its_error_in_fifty_columns():
     wide = Gaussian(NORMAL.mean, covariance=1.15 * NORMAL.cov)
     runs = importance_runs(NORMAL_ENERGY, base=wide)
@@ -118,6 +128,7 @@ def test_importance_knows_its_error_in_fifty_columns():
 
 
 @full
+@once_checked
 def test_importance_sampling_fits_its_base_to_rows():
     runs = [
         ImportanceSampling(1000).estimate(
@@ -131,6 +142,7 @@ def test_importance_sampling_fits_its_base_to_rows():
 
 
 @full
+@once_checked
 def test_importance_sampling_is_calibrated_on_a_mixture():
     assert_calibrated(z_scores(importance_runs(MIXTURE, base=MIXTURE_BASE), MIXTURE_LOG_Z))
 
@@ -184,6 +196,7 @@ def test_mass_outside_the_bounds_does_not_count(cls):
 
 
 @full
+@once_checked
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")  # of so few draws
 def test_importance_is_unbiased_for_z():
     runs = importance_runs(MIXTURE, 400, 50, base=MIXTURE_BASE)
@@ -328,6 +341,7 @@ def draw_normal(n, seed):
 
 
 @full
+@once_checked
 @pytest.mark.parametrize("factor", leading(1, [2.0, 0.5, 1.15]))
 def test_bridge_knows_its_error_in_fifty_columns(factor):
     """From bases that are too narrow or too wide for importance sampling."""
@@ -338,6 +352,7 @@ def test_bridge_knows_its_error_in_fifty_columns(factor):
 
 
 @full
+@once_checked
 def test_bridge_sampling_does_not_reuse_draws_that_the_base_was_fitted_to():
     """Used twice they would be too probable under the base, and log Z too small."""
     runs = bridge_runs(draw_normal, NORMAL_ENERGY)
@@ -346,6 +361,7 @@ def test_bridge_sampling_does_not_reuse_draws_that_the_base_was_fitted_to():
 
 
 @full
+@once_checked
 def test_bridge_knows_its_error_on_hills():
     runs = bridge_runs(draw_mixture, MIXTURE, base=MIXTURE_BASE)
     assert_calibrated(z_scores(runs, MIXTURE_LOG_Z))
@@ -361,6 +377,7 @@ def test_bridge_sampling_is_calibrated_on_bits(rbm, states):
 
 
 @full
+@once_checked
 def test_bridge_sampling_runs_chains_from_the_rows():
     """All chains start near the mean, none at a draw of the model."""
     start = {"one": NORMAL.mean[None], "other": NORMAL.mean[None] + 0.1}

@@ -27,8 +27,9 @@ def parametrize_with_checks(cases, expected_failed_checks=None, first=(), modes=
     Test ids hold the names, where scikit-learn asks every estimator for its repr at every check:
     seconds at each collection. Of the full tier are cases that are not in `first`, and checks that
     repeat another one, as with memory maps, or are expected to fail. A case in `modes` is another
-    mode of an estimator that has all checks under another name: it has the checks of training. The
-    first tier has these alone of one in `alike`, whose rows are validated as another one's are.
+    mode of an estimator that has all checks under another name: it has the checks of training that
+    are not expected to fail. The first tier has the checks of training alone of one in `alike`,
+    whose rows are validated as another one's are.
     """
     assert set(first) | set(modes) | set(alike) <= set(cases)
     params = []
@@ -39,7 +40,7 @@ def parametrize_with_checks(cases, expected_failed_checks=None, first=(), modes=
         for case in mark.args[1]:
             values, marks = getattr(case, "values", case), getattr(case, "marks", ())
             title = check_name(values[1])
-            if name in modes and title not in OF_TRAINING:
+            if name in modes and (title not in OF_TRAINING or marks):
                 continue
             if title.startswith("check_sample_weight_equivalence"):
                 # Where copies are merged and one batch has all rows, some fits pass.

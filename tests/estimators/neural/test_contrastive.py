@@ -434,14 +434,16 @@ SAMPLERS = [
 ]
 
 
-# Every kind of sampler moves persistent chains, and every policy starts chains of the default one.
+# Every kind of sampler moves persistent chains, and every policy starts chains of the default one;
+# which of them move the chains of another policy is the same to it: each does of one, in turn.
 KINDS = {type(sampler): sampler for sampler in SAMPLERS}
 PAIRS = [
     (sampler, name)
     if name == "persistent" and sampler is KINDS[type(sampler)] or sampler is None
     else only_full(sampler, name)
-    for name in POLICIES
-    for sampler in SAMPLERS
+    for i, name in enumerate(POLICIES)
+    for j, sampler in enumerate(SAMPLERS)
+    if name == "persistent" or sampler is None or j % 3 == i % 3
 ]
 
 
@@ -747,7 +749,7 @@ def score_of_the_base_alone():
     [
         (name, rate) if FIRST.get(name) == rate else only_full(name, rate)
         for name in STEPS
-        for rate in (0.02, 0.2, 2.0)
+        for rate in (0.02, 2.0)
     ],
 )
 def test_steps_that_are_much_too_large(name, learning_rate):
@@ -775,7 +777,7 @@ def test_a_learning_rate_that_nothing_can_save():
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("seed", leading(1, [0, 1, 2]))
+@pytest.mark.parametrize("seed", leading(1, [0, 1]))
 @pytest.mark.parametrize("mode", named({"replay"}, MODES))
 def test_good_training_is_not_rolled_back(mode, seed):
     rows = real_rows(300, 3)

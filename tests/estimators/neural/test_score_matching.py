@@ -1229,9 +1229,16 @@ def _to_store(objective, base):
     return density(objective, base=given, partition=few_draws).fit(X)
 
 
-@pytest.mark.parametrize("store", leading(1, [by_skops, by_pickle, by_joblib]))
-@pytest.mark.parametrize("base", leading(1, ["given", "kernel", "gaussian", "mixture"]))
-@pytest.mark.parametrize("objective", leading(1, ["denoising", "exact"]))
+# A way to store does not depend on what is stored, but skops takes each base apart.
+STORED = [("denoising", base, by_skops) for base in ("given", "kernel", "gaussian", "mixture")]
+STORED += [("exact", base, by_pickle) for base in ("given", "kernel")]
+STORED += [("exact", "gaussian", by_joblib), ("exact", "mixture", by_skops)]
+
+
+@pytest.mark.parametrize(
+    ("objective", "base", "store"),
+    [case if i == 0 else only_full(*case) for i, case in enumerate(STORED)],
+)
 def test_a_stored_model_is_the_same_model(objective, base, store):
     model = _to_store(objective, base)
     loaded, twin = store(model), copy.deepcopy(model)

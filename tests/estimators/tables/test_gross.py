@@ -25,10 +25,12 @@ from skebm import (
     TemporalRBM,
     TractableDensity,
 )
+from skebm.energies import MLP
 from skebm.estimators.tables.gross import gross_of
 
 KIND = {"random_state": 0}
 TRAINED = {"n_iter": 3, "random_state": 0}
+SMALL = TRAINED | {"network": MLP((8,))}
 DENSITIES = {
     "stack": lambda: TractableDensity(**KIND),
     "mixture": lambda: TractableDensity("mixture", **KIND),
@@ -42,11 +44,11 @@ DENSITIES = {
     "subspaces": lambda: SubspaceRBM(2, **TRAINED),
     "slabs": lambda: SpikeSlabRBM(3, **TRAINED),
     "deep": lambda: DeepBoltzmannMachine([3, 2], **TRAINED),
-    "score matching": lambda: ScoreMatchingDensity(**TRAINED),
-    "nce": lambda: NCEDensity(**TRAINED),
-    "cd": lambda: ContrastiveDivergenceDensity(**TRAINED),
-    "flow": lambda: FlowContrastiveDensity(flow="maf", n_flow_steps=20, **TRAINED),
-    "conditional": lambda: ConditionalDensity(given=[0], **TRAINED),
+    "score matching": lambda: ScoreMatchingDensity(**SMALL, base="mixture"),
+    "nce": lambda: NCEDensity(**SMALL, noise="gaussian"),
+    "cd": lambda: ContrastiveDivergenceDensity(**SMALL, base="gaussian"),
+    "flow": lambda: FlowContrastiveDensity(flow="maf", n_flow_steps=20, **SMALL),
+    "conditional": lambda: ConditionalDensity(given=[0], base="linear", **SMALL),
 }
 FIRST = ("gaussian", "detector")
 NAMES = [pytest.param(n, marks=() if n in FIRST else pytest.mark.full) for n in DENSITIES]
