@@ -61,7 +61,7 @@ CASES = {
     DensityImputer: DensityImputer(TractableDensity("gaussian"), random_state=0),
     DensityRegressor: DensityRegressor(TractableDensity("gaussian"), random_state=0),
     EnergyOutlierDetector: EnergyOutlierDetector(NCEDensity(**small), random_state=0),
-    FlowContrastiveDensity: FlowContrastiveDensity(n_flow_steps=2, **small),
+    FlowContrastiveDensity: FlowContrastiveDensity(flow="maf", n_flow_steps=2, **small),
     GatedRBM: GatedRBM(3, 4, **few, **quick),
     HopfieldMemory: HopfieldMemory(random_state=0),
     JEMClassifier: JEMClassifier(**small),

@@ -54,7 +54,6 @@ FIRST = (
     "latent classes",
     "RBM",
     "score matching, kernels",
-    "NCE",
 )
 
 

@@ -112,7 +112,7 @@ def test_the_marginal_is_no_power_of_the_marginal(rbm):
 @pytest.mark.parametrize("temperature", leading(1, [0.8, 2.0]))  # at 0.5 they mix in 10,000 steps
 def test_chains_of_an_rbm_agree_with_the_sum(rbm, temperature, monkeypatch):
     monkeypatch.setattr("skebm.estimators.rbm.drawing.CHEAP_COST", 0)
-    x = rbm.sample(4000, random_state=0, temperature=temperature, n_steps=1500)
+    x = rbm.sample(1500, random_state=0, temperature=temperature, n_steps=1500)
     p = marginal(rbm.energy_, temperature)
     assert chi_square(count_states(torch.tensor(x)), p) > 1e-4
 
@@ -134,7 +134,7 @@ def test_real_columns_of_an_rbm(normal_rows):
 
 
 def test_a_base_without_powers_is_refused(normal_rows):
-    X = np.column_stack([normal_rows, normal_rows[:, 0] > 3])
+    X = np.column_stack([normal_rows, normal_rows[:, 0] > 3])[:300]
     kind = {"base": "latent-classes", "n_iter": 2, "random_state": 0}
     model = RBMEstimator(2, visible="auto", **kind).fit(X)
     assert len(model.sample(3)) == 3
@@ -370,10 +370,10 @@ def test_draws_of_tractable_densities_are_exact(distribution, temperature):
     model = TractableDensity(distribution, random_state=0, **KINDS[distribution]).fit(skewed())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        x = model.sample(3000, random_state=0, temperature=temperature)
+        x = model.sample(1500, random_state=0, temperature=temperature)
     assert stats.kstest(x[:, 0], curve(model, temperature)).pvalue > 1e-3
-    assert len(np.unique(x)) == 3000  # none is repeated
-    assert_array_equal(x, model.sample(3000, random_state=0, temperature=temperature))
+    assert len(np.unique(x)) == 1500  # none is repeated
+    assert_array_equal(x, model.sample(1500, random_state=0, temperature=temperature))
 
 
 @full
@@ -416,7 +416,7 @@ def normal_product(**kwargs):
 
 
 @pytest.mark.parametrize("temperature", leading(1, [3.0, 0.5]))
-@pytest.mark.parametrize("weights", [(0.3, 0.7), (1.0, 1.0)])
+@pytest.mark.parametrize("weights", leading(1, [(1.0, 1.0), (0.3, 0.7)]))
 def test_a_product_of_normal_distributions(normal_rows, weights, temperature):
     """Of one normal distribution twice: it, with a covariance of T over the sum of the weights."""
     model = normal_product(weights=weights).fit(normal_rows)

@@ -356,7 +356,7 @@ def test_bridge_sampling_is_calibrated_on_bits(rbm, states):
     runs = bridge_runs(lambda n, s: states.draw(n, seeded(s)), rbm)
     assert_calibrated(z_scores(runs, truth))
     estimator = BridgeSampling(300, n_steps=30)
-    chains = [estimator.estimate(rbm, generator=seeded(s)) for s in range(50)]
+    chains = [estimator.estimate(rbm, generator=seeded(s)) for s in range(30)]
     assert_calibrated(z_scores(chains, truth))
 
 

@@ -240,7 +240,7 @@ def test_drawn_entries_go_on_bit_for_bit(model, rows, tmp_path):
         only_full(ScoreMatchingDensity(random_state=4)),
         only_full(NCEDensity(random_state=4)),
         only_full(ContrastiveDivergenceDensity(random_state=4)),
-        ConditionalDensity(n_iter=8, random_state=4),
+        ConditionalDensity(base="linear", n_iter=8, random_state=4),
     ],
     ids=lambda model: type(model).__name__,
 )

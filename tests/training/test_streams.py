@@ -156,6 +156,7 @@ def test_labels_beside_rows_of_a_data_set():
     X = table()
     y = (X[:, 0] > 0).astype(int)
     kind = {"network": MLP(hidden_sizes=(8,)), "n_iter": 1, "random_state": 0, "partition": None}
+    kind["base"] = "gaussian"
     pairs = TensorDataset(torch.from_numpy(X), torch.from_numpy(y))
     found = JEMClassifier(**kind).fit(pairs, None)
     assert found.classes_.tolist() == [0, 1]

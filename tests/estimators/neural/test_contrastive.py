@@ -838,7 +838,7 @@ def test_the_gain_is_that_over_the_base(deconvolve):
 
 def test_displays():
     plt = pytest.importorskip("matplotlib.pyplot")
-    model = density(early_stopping=True).fit(moons(200, 0))
+    model = density(base="gaussian", early_stopping=True).fit(moons(200, 0))
     training = TrainingDisplay.from_estimator(model)
     assert {"energy_gap", "acceptance", "gain_over_base", "valid_loss"} <= set(training.names)
     assert "train_loss" not in training.names  # it is the energy gap

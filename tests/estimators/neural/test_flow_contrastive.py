@@ -312,6 +312,7 @@ def test_it_goes_on_where_it_was():
     assert_allclose(again.energy(X), model.energy(X))
 
 
+@full
 def test_weights_are_repeated_rows_but_for_the_draws():
     """Which are as many as rows, and so others."""
     count = np.random.default_rng(3).integers(0, 5, len(X))

@@ -150,6 +150,7 @@ def penalised(penalty, **params):
     return cost - model.score(SMALL)
 
 
+@full
 def test_an_l1_penalty_leaves_the_weights_that_it_should():
     """From initial weights that are small to l1, all ended at 0, at a far worse penalised value."""
     p, penalty = SMALL.mean(0), Penalty(l1=0.005)

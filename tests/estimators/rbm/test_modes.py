@@ -494,6 +494,7 @@ def test_averaging_is_the_mean_of_the_epochs():
     assert_allclose(mean.components_, torch.stack(seen).mean(0), rtol=1e-4, atol=1e-6)
 
 
+@full
 @pytest.mark.parametrize("learning", leading(1, RULES))
 def test_momentum_is_faster(learning):
     slow = plain | {"learning_rate": 0.02, "learning": learning, "aim": "features"}  # no guard

@@ -393,14 +393,14 @@ def test_a_covariance_that_varies_is_learned(model):
 
 
 def test_the_density_integrates_to_one_in_the_units_of_x(model):
-    x, volume = grid(model.energy_, 81, 11.0)
+    x, volume = grid(model.energy_, 51, 11.0)
     table = model._recipe.table
     p = np.exp(model.score_samples(table.invert(x)))
     assert p.sum() * volume * table.units.scale.prod() == pytest.approx(1, abs=1e-3)
 
 
 def test_samples_have_the_moments_of_the_model(model):
-    x, _ = grid(model.energy_, 81, 11.0)
+    x, _ = grid(model.energy_, 51, 11.0)
     X = model._recipe.table.invert(x)
     p = np.exp(model.score_samples(X))
     drawn, p = model.sample(4000, random_state=0), p / p.sum()

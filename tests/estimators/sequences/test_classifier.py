@@ -437,7 +437,7 @@ def test_further_sequences():
     model = clone(CASES["discriminative"]).set_params(learning_rate=0.02)
     model.partial_fit(X, y, classes=["rise", "fall", "none"])
     before = model.score(new, labels)
-    for _ in range(15):
+    for _ in range(8):
         model.partial_fit(new, labels)
     assert model.score(new, labels) > before
     assert model.predict_proba(new).shape == (240, 3)

@@ -44,6 +44,7 @@ def test_it_is_what_the_formula_says(kind, name, monkeypatch):
             assert_allclose(own[t], expected, atol=1e-9)
 
 
+@pytest.mark.full
 def test_foreign_frames_are_found_by_what_follows():
     """Bits that go round: a wrong frame is likely given the past half of the time."""
     rng = np.random.default_rng(0)

@@ -26,7 +26,7 @@ KINDS = {
 
 @pytest.fixture(scope="module", params=KINDS)
 def model(request):
-    return TemporalRBM(4, n_iter=20, random_state=0, **KINDS[request.param]).fit(notes())
+    return TemporalRBM(4, n_iter=5, random_state=0, **KINDS[request.param]).fit(notes())
 
 
 def test_scores_are_those_of_the_whole_sequence(model):
