@@ -1247,7 +1247,7 @@ SHAPES = [
         as_rows,
         d,
         id=f"{name}-{as_rows.__name__}-{d}",
-        marks=() if name in [*FIRST, FLOW] and d == 33 and as_rows is np.asarray else full,
+        marks=() if name in FIRST and d == 33 and as_rows is np.asarray else full,
     )
     for name, case in INSTANCES.items()
     for as_rows in (np.asarray, sp.csr_array)

@@ -39,7 +39,7 @@ MODELS = {
     SubspaceRBM(2, 2, base="independent", learning="pcd", n_iter=2): BITS,
     SpikeSlabRBM(2, base="independent", n_iter=2): NUMBERS,
     DeepBoltzmannMachine((3, 2), n_iter=2): BITS,
-    BoltzmannMachineDensity("pcd", n_iter=2): BITS,
+    BoltzmannMachineDensity("pcd", l2=0.01, n_iter=2): BITS,
     TemporalRBM(2, order=1, n_iter=2): BITS,
     ConditionalDensity(given=0, base="linear", n_iter=2): NUMBERS,
     ScoreMatchingDensity(base="gaussian", n_iter=2): NUMBERS,

@@ -91,7 +91,7 @@ EXPERTS = [("kernels", TractableDensity("kernel")), ("normal", TractableDensity(
 
 # An unfitted model and what it is fitted to.
 CASES = {
-    BoltzmannMachineDensity: (BoltzmannMachineDensity(random_state=0), BITS),
+    BoltzmannMachineDensity: (BoltzmannMachineDensity(l2=0.01, random_state=0), BITS),
     ConditionalDensity: (ConditionalDensity(1, **few, network=MLP((4,))), REAL),
     ContrastiveDivergenceDensity: (ContrastiveDivergenceDensity(**normal, **chains), REAL),
     DeepBeliefNetwork: (DeepBeliefNetwork((3, 2), rbm=RBM, random_state=0), BITS),

@@ -155,7 +155,7 @@ def test_any_discrete_energy_is_accepted(cls, energy):
     every = torch.cat(list(energy.domain.enumerate(dtype=DOUBLE)))
     with torch.no_grad():
         truth = (-energy(every)).logsumexp(0).item()
-    estimator = cls(4000) if cls is ImportanceSampling else cls(1000, n_steps=200)
+    estimator = cls(4000) if cls is ImportanceSampling else cls(500, n_steps=100)
     found = estimator.estimate(energy, generator=seeded(3))
     assert abs(found.value - truth) < 4 * found.std_error < 0.5
 
@@ -163,7 +163,7 @@ def test_any_discrete_energy_is_accepted(cls, energy):
 @pytest.mark.parametrize("cls", [ImportanceSampling, BridgeSampling])
 def test_mass_outside_the_bounds_does_not_count(cls):
     """The energy is defined outside of the bounds as well, and must not contribute."""
-    kwargs = {} if cls is ImportanceSampling else {"n_steps": 100}
+    kwargs = {} if cls is ImportanceSampling else {"n_steps": 50}
     energy = LinearInABox()
     coefficient = energy.slope.detach()
     at = torch.linspace(-1, 2, 3001, dtype=DOUBLE)
@@ -174,7 +174,7 @@ def test_mass_outside_the_bounds_does_not_count(cls):
     found = cls(1000, **kwargs).estimate(energy, generator=seeded())
     assert abs(found.value - truth) < 4 * found.std_error < 0.5
     half = FunctionEnergy(lambda x: (x - 1).square().sum(1), Real((2,), lower=1.0))
-    found = cls(2000, **kwargs).estimate(half, generator=seeded())
+    found = cls(1000, **kwargs).estimate(half, generator=seeded())
     assert abs(found.value - math.log(math.pi / 4)) < 4 * found.std_error < 0.5
 
 
@@ -855,8 +855,8 @@ def test_unbounded_mixed_rows_have_no_default_base():
 
 
 def test_a_fitted_base_is_wider_than_the_rows():
-    x = NORMAL.draw(100_000, seeded())
-    fitted = default_base(NORMAL_ENERGY, {"one": x[:50_000], "other": x[50_000:].float()})
+    x = NORMAL.draw(50_000, seeded())
+    fitted = default_base(NORMAL_ENERGY, {"one": x[:25_000], "other": x[25_000:].float()})
     torch.testing.assert_close(fitted.mean, NORMAL.mean, atol=0.03, rtol=0)
     ratio = fitted.covariance.diagonal() / NORMAL.cov.diagonal()
     torch.testing.assert_close(ratio, torch.full_like(ratio, 1 + 50**-0.5), atol=0.03, rtol=0)

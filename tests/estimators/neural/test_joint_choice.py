@@ -127,7 +127,6 @@ def test_a_seed_determines_what_is_chosen():
     assert (first.predict_proba(rows) == second.predict_proba(rows)).all()
 
 
-@full
 def test_noise_that_hides_the_classes_is_left_out_with_the_density():
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 2, 45)

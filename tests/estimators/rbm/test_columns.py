@@ -310,7 +310,7 @@ def test_zeros_beside_numbers_are_a_number():
 
 
 def test_by_default_held_out_rows_choose_latent_classes():
-    model = RBMEstimator(4, random_state=0, n_iter=10).fit(clustered())
+    model = RBMEstimator(4, random_state=0, n_iter=5).fit(clustered())
     assert model.base_name_ == "latent-classes", model.base_reason_
 
 

@@ -42,7 +42,9 @@ def marginals_of(model, X):
 
 @pytest.fixture(scope="module", params=["independent", "chow-liu", only_full("block-tree")])
 def model(request):
-    return RBMEstimator(4, base=request.param, n_iter=30, batch_size=20, random_state=0).fit(bits())
+    return RBMEstimator(
+        4, base=request.param, n_iter=10, batch_size=20, learning_rate=0.1, random_state=0
+    ).fit(bits())
 
 
 # ------------------------------------------------------------------------------
@@ -138,7 +140,7 @@ def test_mixed_rows_are_integrated(monkeypatch):
     ids=["cd", "pcd", "chow-liu", "two-steps"],
 )
 def test_training_on_rows_with_holes_learns_the_dependences(params):
-    settings = {"n_iter": 50, "batch_size": 20, "learning_rate": 0.3, "random_state": 0}
+    settings = {"n_iter": 30, "batch_size": 20, "learning_rate": 0.3, "random_state": 0}
     X, new = bits(1000), bits(1000, seed=5)
     complete = RBMEstimator(4, **settings | params).fit(X).score(new)
     model = RBMEstimator(4, **settings | params).fit(with_holes(X, 0.2))

@@ -369,7 +369,7 @@ def scale_mixture(n=600, seed=0):
 
 
 QUICK = {
-    "n_iter": 80,
+    "n_iter": 50,
     "batch_size": 60,
     "learning_rate": 0.05,
     "optimizer": SGD(schedule="linear"),
@@ -505,7 +505,7 @@ def test_collapsing_columns_are_held_with_a_warning_that_names_them():
 def test_large_steps_leave_no_parameter_beyond_its_limits(seed):
     """Two constant columns of bits, and steps that would leap over every limit."""
     X = np.random.default_rng(seed).binomial(1, [0, 1, 0.01, 0.99, 0.5, 0.03], (200, 6)) * 1.0
-    model = SpikeSlabRBM(8, learning_rate=1.0, n_iter=20, random_state=seed)
+    model = SpikeSlabRBM(8, learning_rate=1.0, n_iter=10, random_state=seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(X)

@@ -538,7 +538,7 @@ def test_bad_sequences(change, match):
 
 def test_bad_settings():
     X, y = remembering(30)
-    model = TemporalRBMClassifier(**QUICK)
+    model = TemporalRBMClassifier(**QUICK | {"n_iter": 3})
     with pytest.raises(ValueError, match="is more than order"):
         clone(model).set_params(label_order=2).fit(X, y)
     many = [np.arange(30) + 30 * i for i in range(4)]

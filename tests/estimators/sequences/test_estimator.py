@@ -271,7 +271,7 @@ each = pytest.mark.parametrize("name", named(["conditional", "recurrent"], CASES
 @pytest.mark.parametrize("name", named(["conditional"], CASES))
 def test_the_past_is_worth_its_nats(name):
     X = pattern(300)
-    n_iter = 200 if name == "recurrent" else 100
+    n_iter = 200 if name == "recurrent" else 50
     model = clone(CASES[name]).set_params(n_iter=n_iter).fit(X)
     alone = RBMEstimator(4, n_iter=50, random_state=0).fit(X)
     assert model.score(X) > alone.score(X) + 0.3

@@ -354,8 +354,9 @@ def test_means_are_those_of_all_completions():
     assert np.abs(expected - 0.5).max() > 0.2
 
 
-def test_sequences_of_any_form(model):
+def test_sequences_of_any_form():
     X = pattern(60)
+    model = TemporalRBM(4, order=2, n_iter=2, random_state=0).fit(X)
     missing = with_gaps(X, (5, 1), slice(31, 33))
     short = {"random_state": 0, "n_steps": 3}
     expected = model.impute(missing, lengths=[30, 30], **short)
