@@ -239,7 +239,7 @@ CASES = {
         "module": ScoreMatchingDensity(**small | {"network": tanh}, **few_draws),
     },
     ContrastiveDivergenceDensity: {
-        "persistent": ContrastiveDivergenceDensity(**sampled, **few_draws, base="mixture"),
+        "persistent": ContrastiveDivergenceDensity(**sampled, **few_draws, base=MixtureBase(2)),
         "replay": ContrastiveDivergenceDensity(
             **small, **few_draws, chains=ReplayBuffer(n_steps=2, size=128)
         ),

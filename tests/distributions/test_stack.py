@@ -29,7 +29,7 @@ from tests.distributions.test_mixture import (
     make_mixture,
 )
 from tests.support.oracle import DOUBLE, mean_is, seeded
-from tests.support.tiers import full
+from tests.support.tiers import full, leading
 
 NAMES = ("means", "covariances")
 WEIGHTS = torch.tensor([0.5, 0.2, 0.3], dtype=DOUBLE)
@@ -131,7 +131,7 @@ def test_distributions_without_marginals_say_so():
         noise.marginal(torch.tensor([0]))
 
 
-@pytest.mark.parametrize("d", [2, 3])
+@pytest.mark.parametrize("d", leading(1, [2, 3]))
 def test_conditional_means_equal_quadrature(d):
     assert_conditionals_equal_quadrature(make_stack(d))
 

@@ -138,9 +138,9 @@ def test_importance_sampling_is_calibrated_on_a_mixture():
 @pytest.mark.filterwarnings("ignore:The importance weights are uneven")
 def test_importance_sampling_is_calibrated_on_bits(rbm, states):
     truth = states.log_z.item()
-    assert_calibrated(z_scores(importance_runs(rbm), truth))
+    assert_calibrated(z_scores(importance_runs(rbm, 60), truth))
     base = IndependentBernoulli(torch.linspace(-1, 1, 9, dtype=DOUBLE))
-    assert_calibrated(z_scores(importance_runs(rbm, base=base), truth))
+    assert_calibrated(z_scores(importance_runs(rbm, 60, base=base), truth))
 
 
 @pytest.mark.parametrize(
@@ -351,6 +351,7 @@ def test_bridge_knows_its_error_on_hills():
     assert_calibrated(z_scores(runs, MIXTURE_LOG_Z))
 
 
+@full
 def test_bridge_sampling_is_calibrated_on_bits(rbm, states):
     truth = states.log_z.item()
     runs = bridge_runs(lambda n, s: states.draw(n, seeded(s)), rbm)

@@ -250,7 +250,7 @@ def test_training_does_not_go_on_with_another_objective(first, now, said):
     ],
 )
 def test_training_goes_on_with_other_settings_of_the_objective(first, now):
-    model = neural(first, warm_start=True).fit(REAL)
+    model = neural(first, base="gaussian", warm_start=True).fit(REAL)
     assert model.set_params(objective=now).fit(REAL).n_iter_ == 4
 
 

@@ -302,7 +302,7 @@ def test_weights_of_rows_reach_the_experts_and_the_balance():
 
 def test_an_expert_that_takes_no_weights_is_refused():
     rows, w = np.random.default_rng(0).normal(size=(60, 2)), np.arange(60)
-    experts = [("mixture", GaussianMixture()), ("own", TractableDensity())]
+    experts = [("mixture", GaussianMixture()), ("own", TractableDensity("gaussian"))]
     with pytest.raises(ValueError, match="'mixture'.*GaussianMixture"):
         ProductOfDensities(experts).fit(rows, sample_weight=w)
     frozen = [("mixture", FrozenEstimator(GaussianMixture().fit(rows))), experts[1]]

@@ -500,7 +500,7 @@ def test_the_running_log_likelihood_is_that_of_the_weights_shown(base, averaging
     assert last["log_likelihood"] == pytest.approx(model.score(X), abs=0.03)
 
 
-@each_base
+@pytest.mark.parametrize("base", named(("given blocks",), BASES))
 def test_early_stopping_of_weighed_chains_keeps_the_best_weights(base):
     model = rbm(
         base,

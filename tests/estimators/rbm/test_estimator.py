@@ -296,7 +296,7 @@ def test_a_stream_keeps_the_scaling_of_its_first_rows():
 @pytest.mark.parametrize("n_hidden", [2, 7])  # enumerates the hidden side, the visible side
 def test_exact_samples(n_hidden):
     model = fit_once(RBMEstimator(n_hidden, random_state=0, dtype="float64"), SMALL)
-    draws = model.sample(20_000, random_state=1)
+    draws = model.sample(8000, random_state=1)
     assert Enumerated(model).p_value(draws) > 1e-3
     # independent of each other: pairs of neighbours have no correlation
     total = draws.sum(1)
@@ -308,7 +308,7 @@ def test_samples_of_chains(learning, monkeypatch):
     monkeypatch.setattr(drawing, "CHEAP_COST", 0)
     params = {"n_iter": 20, "penalty": Penalty(l2=0.05), "learning_rate": 0.1}
     model = RBMEstimator(3, learning=learning, random_state=0, **params).fit(SMALL)
-    draws = model.sample(20_000, random_state=1, n_steps=100)
+    draws = model.sample(5000, random_state=1, n_steps=50)
     assert Enumerated(model).p_value(draws) > 1e-3
     assert len(model.sample(5000, n_steps=1)) == 5000  # more than one block
 

@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.exceptions import NotFittedError
 
 from skebm import TemporalRBM
-from tests.support.tiers import full
+from tests.support.tiers import full, named
 
 
 def notes(n=60, seed=0):
@@ -24,7 +24,7 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=named(["conditional", "both"], KINDS))
 def model(request):
     return TemporalRBM(4, n_iter=5, random_state=0, **KINDS[request.param]).fit(notes())
 
