@@ -1524,9 +1524,7 @@ def test_warm_start_with_other_weights_is_refused(case):
         model.fit(data(case))
 
 
-@pytest.mark.parametrize(
-    "case", tiered(LEADS, [*FEW, "RBMEstimator-auto", "ContrastiveDivergenceDensity-binary"])
-)
+@pytest.mark.parametrize("case", tiered(LEADS, [*FEW, "ContrastiveDivergenceDensity-binary"]))
 def test_warm_start_with_other_settings_goes_on_or_says_why_not(case):
     for going_on in kind(case).going_on:
         model = fitted(case).set_params(warm_start=True, **going_on)

@@ -242,7 +242,7 @@ def test_distant_centres_and_rows_do_not_lose_precision(dtype):
     assert noise.score(far).isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["line", "space", "several line", "several space"])
+@pytest.mark.parametrize("name", leading(2, ["line", "several line", "space", "several space"]))
 def test_draws_follow_the_density(name, generator):
     noise = INSTANCES[name]
     x = noise.sample(20_000, generator)

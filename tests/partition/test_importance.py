@@ -919,6 +919,7 @@ def test_default_samplers_are_exact_and_fit_the_energy(rbm):
         sampler.check(energy)
 
 
+@full
 def test_targets_have_the_stated_distributions():
     """Exact draws have the masses of the three components."""
     x = draw_mixture(2000, 7)

@@ -129,6 +129,7 @@ def score_of_the_base(target):
     return density(**LEARNED, n_iter=0).fit(draw(300, 0)).score(draw(500, 1))
 
 
+@full
 @pytest.mark.parametrize(
     ("target", "name"),
     [
@@ -733,7 +734,7 @@ STEPS = {
     "mala 100x": {"sampler": MALA(10.0)},
     "reweight 10x": {"sampler": MALA(1.0), "chains": policy("persistent", reweight=True)},
 }
-FIRST = {"mala": 2.0, "langevin 100x": 2.0}
+FIRST = {"mala": 2.0}
 TOO_LARGE = {"network": MLP((32, 32)), "partition": ImportanceSampling(5000), "sigma": 0.3}
 
 

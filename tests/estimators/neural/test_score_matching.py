@@ -158,6 +158,7 @@ def test_a_normal_distribution_is_recovered(objective, d):
     assert model.score(new) == pytest.approx(truth.logpdf(new).mean(), abs=0.05)
 
 
+@full
 @pytest.mark.parametrize("d", leading(1, [2, 1]))
 @one_objective
 def test_a_mixture_is_recovered(objective, d):

@@ -438,6 +438,7 @@ def test_an_interrupted_choice_leaves_no_model(monkeypatch):
     assert not hasattr(model, "net_")
 
 
+@full
 def test_the_choice_is_reproducible():
     x = chain_of_bits()
     first, second = (rbm(n_iter=5).fit(x) for _ in range(2))

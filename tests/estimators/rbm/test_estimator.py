@@ -321,6 +321,7 @@ def test_samples_do_not_move_the_training_chains():
     assert_array_equal(model.h_samples_, before)
 
 
+@full
 def test_gibbs_leaves_the_model_invariant(small):
     truth = Enumerated(small)
     start = small.sample(20_000, random_state=0)
@@ -668,6 +669,7 @@ def test_duplicates_are_weights(sparse):
     assert merged.threshold_ == pytest.approx(repeated.threshold_, rel=1e-7)
 
 
+@full
 def test_heavier_rows_become_more_likely():
     weight = np.where(X[:, 0] == 1, 5.0, 1.0)
     plain = fitted(dtype="float64")
