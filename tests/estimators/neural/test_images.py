@@ -13,7 +13,7 @@ from skebm import (
 )
 from skebm.base import Binary
 from skebm.energies import Conv
-from tests.support.tiers import full
+from tests.support.tiers import full, named
 
 MODELS = {
     ContrastiveDivergenceDensity: {"base": "gaussian"},
@@ -31,12 +31,13 @@ IMAGES = {
     "bytes": random.integers(0, 256, SHAPE).astype(np.uint8),
     "fractions": random.random(SHAPE),
 }
+FIRST = [ContrastiveDivergenceDensity, FlowContrastiveDensity, JEMClassifier, NCEDensity]
 
 
 @pytest.mark.parametrize(
     "kind", ["zeros and ones", *(pytest.param(kind, marks=full) for kind in list(IMAGES)[1:])]
 )
-@pytest.mark.parametrize("cls", MODELS, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", named(FIRST, MODELS), ids=lambda cls: cls.__name__)
 def test_pixels_are_numbers(cls, kind):
     model, X = cls(Conv((4,)), n_iter=1, random_state=0, **MODELS[cls]), IMAGES[kind]
     targets = [np.arange(30) % 2] if cls is JEMClassifier else []

@@ -140,7 +140,7 @@ def test_mixed_rows_are_integrated(monkeypatch):
     ids=["cd", "pcd", "chow-liu", "two-steps"],
 )
 def test_training_on_rows_with_holes_learns_the_dependences(params):
-    settings = {"n_iter": 30, "batch_size": 20, "learning_rate": 0.3, "random_state": 0}
+    settings = {"n_iter": 50, "batch_size": 20, "learning_rate": 0.3, "random_state": 0}
     X, new = bits(1000), bits(1000, seed=5)
     complete = RBMEstimator(4, **settings | params).fit(X).score(new)
     model = RBMEstimator(4, **settings | params).fit(with_holes(X, 0.2))

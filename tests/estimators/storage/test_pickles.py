@@ -193,6 +193,7 @@ FIRST = set(CASES) - {
     "jem",
     "kernel-base",
     "neighbours",
+    "neural",
     "noise-contrastive",
     "product",
     "replay",
