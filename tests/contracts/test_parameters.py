@@ -459,9 +459,10 @@ def test_devices_and_precisions_have_their_usual_names(cls):
             check_constraints(kinds, params, cls.__name__)
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.dtype("float64"), torch.float64])
+@pytest.mark.parametrize("dtype", [np.float64, np.dtype("float64"), torch.float64], ids=str)
 def test_a_precision_is_that_of_its_name(dtype):
-    common = {"n_iter": 2, "random_state": 0, "network": MLP((4,)), "partition": None}
+    common = {"n_iter": 2, "random_state": 0, "network": MLP((4,)), "base": "gaussian"}
+    common["partition"] = None
     named, typed = CD(**common, dtype="float64"), CD(**common, dtype=dtype)
     X = data(named)
     assert_same_model(named.fit(X), typed.fit(X))

@@ -641,6 +641,7 @@ def reverse_runs(energy, target):
     ]
 
 
+@full
 def test_reverse_ais_from_exact_samples_is_calibrated(reverse_runs, target):
     assert_calibrated(z_scores(reverse_runs, target.log_z.item()))
 

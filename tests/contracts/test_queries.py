@@ -34,7 +34,7 @@ NAN = np.nan
 few = {"n_iter": 5, "random_state": 0, "dtype": "float64"}
 small = few | {"network": MLP((8,))}
 OF_BITS = {
-    BoltzmannMachineDensity: BoltzmannMachineDensity(random_state=0, dtype="float64"),
+    BoltzmannMachineDensity: BoltzmannMachineDensity(l2=0.01, random_state=0, dtype="float64"),
     ContrastiveDivergenceDensity: ContrastiveDivergenceDensity(**small),
     DeepBoltzmannMachine: DeepBoltzmannMachine((3, 2), **few),
     NCEDensity: NCEDensity(**small),
@@ -132,7 +132,7 @@ def test_draws_of_bits_given_others(cls):
 def test_a_number_given_all_others_against_a_fine_grid(cls):
     model = fitted(cls, OF_NUMBERS, NUMBERS)
     x = NUMBERS[:2]
-    column, grid = model.conditional(x, 1), np.linspace(-15, 30, 9001)
+    column, grid = model.conditional(x, 1), np.linspace(-15, 30, 3001)
     for row in range(2):
         table = np.repeat(x[row : row + 1], len(grid), 0)
         table[:, 1] = grid

@@ -26,9 +26,11 @@ def warnings_of_stream(call):
 
 # Those whose fits hold no rows out either: chains tell how training goes.
 WITHOUT_GUARD = {"JEMClassifier"}
+SLOW = {"BoltzmannMachineDensity"}  # a penalty is chosen
+FIRST = [name for name in LEADING if name in STREAMS and name not in SLOW]
 
 
-@pytest.mark.parametrize("name", named([n for n in LEADING if n in STREAMS], STREAMS))
+@pytest.mark.parametrize("name", named(FIRST, STREAMS))
 def test_a_stream_says_once_that_no_rows_guard_it(name):
     X = real_rows(60, 4)
     model = clone(SHORT[NAMES[name]]())

@@ -208,6 +208,7 @@ def test_fits_maximise_the_likelihood():
         assert here <= best.fun + (1e-3 if limited else 1e-8)
 
 
+@pytest.mark.full
 def test_fits_recover_the_truth():
     noise = TruncatedGaussian(MEAN[:3], SCALE[:3], LOWER[:3], UPPER[:3])
     x = noise.sample(200_000, seeded(2))

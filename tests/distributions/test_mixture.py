@@ -511,7 +511,7 @@ def test_distant_components_are_found():
 
 
 def test_more_starts_are_no_worse():
-    x = rows(300)
+    x = rows(150)
     kwargs = {"n_components": 6, "regularisation": 0.0}
     one = [GaussianMixture.fit(x, generator=seeded(s), **kwargs) for s in range(4)]
     best = GaussianMixture.fit(x, n_init=8, generator=seeded(0), **kwargs)

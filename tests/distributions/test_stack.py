@@ -29,7 +29,7 @@ from tests.distributions.test_mixture import (
     make_mixture,
 )
 from tests.support.oracle import DOUBLE, mean_is, seeded
-from tests.support.tiers import full
+from tests.support.tiers import full, leading
 
 NAMES = ("means", "covariances")
 WEIGHTS = torch.tensor([0.5, 0.2, 0.3], dtype=DOUBLE)
@@ -131,7 +131,7 @@ def test_distributions_without_marginals_say_so():
         noise.marginal(torch.tensor([0]))
 
 
-@pytest.mark.parametrize("d", [2, 3])
+@pytest.mark.parametrize("d", leading(1, [2, 3]))
 def test_conditional_means_equal_quadrature(d):
     assert_conditionals_equal_quadrature(make_stack(d))
 
@@ -229,7 +229,7 @@ def test_parts_that_add_nothing_are_left_out():
 
 
 def test_a_fit_is_above_single_models_on_unseen_rows():
-    x, unseen = table(600), table(1000, seed=1)
+    x, unseen = table(300), table(1000, seed=1)
     stack = Stack.fit(x)
     assert len(stack.parts) > 1
     fitted = stack.log_prob(unseen)
@@ -241,6 +241,7 @@ def test_a_fit_is_above_single_models_on_unseen_rows():
         assert (fitted - other.log_prob(unseen)).mean() > -0.02
 
 
+@full
 def test_rows_of_one_gaussian_need_no_more():
     x = normal_rows(400, 3)
     unseen = normal_rows(3000, 3, seed=5)
@@ -279,9 +280,9 @@ def test_repeated_rows_do_not_sharpen_the_density():
         table(1),
         table(3),
         table(1).repeat(50, 1),
-        table(300) * torch.tensor([1.0, 0.0, 1.0], dtype=DOUBLE),
+        table(100) * torch.tensor([1.0, 0.0, 1.0], dtype=DOUBLE),
         table(60)[:, [0, 0, 1]],
-        table(200).round(decimals=0),
+        table(100).round(decimals=0),
         table(100) * 1e8,
         torch.cat([table(100), table(1) + 1e6]),
         torch.randn(40, 60, generator=seeded(), dtype=DOUBLE),

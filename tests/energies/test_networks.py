@@ -520,7 +520,8 @@ def test_fourier_features_are_part_of_the_state():
 def test_a_fitted_density_keeps_its_fourier_features():
     rows = normal(60, 2).numpy()
     network = MLP((4,), n_frequencies=3)
-    model = ScoreMatchingDensity(network, n_iter=2, learning_rate=0.1, random_state=0).fit(rows)
+    kind = {"base": "gaussian", "n_iter": 2, "learning_rate": 0.1, "random_state": 0}
+    model = ScoreMatchingDensity(network, **kind).fit(rows)
     again = pickle.loads(pickle.dumps(model))
     frequencies = again.energy_.network.fourier.frequencies
     assert torch.equal(frequencies, model.energy_.network.fourier.frequencies)

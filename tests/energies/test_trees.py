@@ -10,6 +10,7 @@ from sklearn.tree import DecisionTreeRegressor
 from skebm.energies import TreeSum
 from skebm.energies.trees import Bins, Growth, grow_tree
 from tests.support.oracle import DOUBLE, seeded
+from tests.support.tiers import only_full
 
 
 def table(n=300, d=3, seed=0):
@@ -84,7 +85,7 @@ def test_constant_columns_and_equal_gradients_leave_a_single_leaf():
     assert found.tolist() == pytest.approx([0.5] * 50)
 
 
-@pytest.mark.parametrize("most", [4, 63])
+@pytest.mark.parametrize("most", [4, only_full(63)])
 def test_a_sum_of_trees_has_the_values_of_its_leaves(most):
     """Of more trees than are evaluated together, of 2 to `most` leaves."""
     x, trees, bins, total = table(), [], [], 0.0

@@ -182,7 +182,7 @@ def test_repeated_values_are_constant(dtype):
 
 
 def test_large_means_that_stay_are_warned_of():
-    model = ScoreMatchingDensity(n_iter=0, standardize=False, random_state=0)
+    model = ScoreMatchingDensity(base="gaussian", n_iter=0, standardize=False, random_state=0)
     with pytest.warns(UserWarning, match=r"Columns \[0\].*standardize=True"):
         model.fit(timestamps(np.float64))
 
@@ -251,9 +251,13 @@ def eight_gib(monkeypatch):
         (lambda: fitted("jem").sample(MANY), "n_samples"),
         (lambda: TractableDensity().fit(X).sample(MANY), "n_samples"),
         (lambda: ProductOfDensities().fit(X).sample(MANY), "n_samples"),
-        (lambda: ConditionalDensity(n_draws=MANY, n_iter=1).fit(X), "n_draws"),
+        (lambda: ConditionalDensity(base="linear", n_draws=MANY, n_iter=1).fit(X), "n_draws"),
         (
-            lambda: ConditionalDensity(partition=ConditionalAIS(MANY), n_iter=1).fit(X).expected(X),
+            lambda: (
+                ConditionalDensity(base="linear", partition=ConditionalAIS(MANY), n_iter=1)
+                .fit(X)
+                .expected(X)
+            ),
             "n_chains",
         ),
         (

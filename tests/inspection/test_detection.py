@@ -652,6 +652,7 @@ def test_axes_for_every_row():
     assert odd == ["row 0", "row 1", "row 2"]
 
 
+@pytest.mark.full
 def test_no_text_overlaps(detector):
     X = pd.DataFrame(normal_rows(6) * 1e3, columns=["length", "width"])
     display = ExplanationDisplay.from_estimator(detector, X).plot()

@@ -97,6 +97,11 @@ DISPLAYS = {
 }
 
 
+@cache
+def display_of(name):
+    return DISPLAYS[name]()
+
+
 def test_every_display_is_here():
     assert set(DISPLAYS) == set(inspection.__all__)
 
@@ -128,7 +133,7 @@ def test_texts_are_whole_and_do_not_collide(name):
 
     with matplotlib.rc_context():
         use_style({}, None)
-        figure = DISPLAYS[name]().plot().figure_
+        figure = display_of(name).plot().figure_
         figure.canvas.draw()
         ticks, others = texts_of(figure)
         plt.close("all")
@@ -169,6 +174,6 @@ LINES = {
 def test_straight_lines_are_at_zero_or_at_what_they_mark(name):
     import matplotlib.pyplot as plt
 
-    display = DISPLAYS[name]()
+    display = display_of(name)
     assert straight_lines(display.plot().figure_) == LINES.get(name, lambda _: set())(display)
     plt.close("all")

@@ -273,6 +273,7 @@ def test_one_filter_and_one_row_of_a_table(table):
     assert axes["samples"].get_title() == "1 sample\ndrawn from the model"
 
 
+@full
 def test_one_filter_as_an_image(table):
     rbm, X = table
     display = RBMDisplay.from_estimator(rbm, X, image_shape=(2, 3), n_samples=2, random_state=0)

@@ -398,6 +398,7 @@ def test_a_batch_is_the_mean_over_its_rows(kind):
     torch.testing.assert_close(shown, expected.detach())
 
 
+@full
 def test_a_short_batch_counts_for_itself():
     energy = bowl(2)
     x = normal(2, 2)

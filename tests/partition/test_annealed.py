@@ -301,7 +301,7 @@ def test_units_do_not_matter_where_there_are_rows(scale):
     energy, truth, target = normal(3)
     unit = Quadratic(energy.mean.detach() * scale, torch.linalg.inv(energy.precision) * scale**2)
     rows = target.draw(200, seeded()) * scale
-    found = AIS(100, 60).estimate(unit, x=rows, generator=seeded())
+    found = AIS(100, 30).estimate(unit, x=rows, generator=seeded())
     assert abs(found.value - truth - 3 * math.log(scale)) < 4 * found.std_error
     assert found.std_error < 0.2
     bracket = AISBracket(30, 40, n_steps=10).estimate(unit, x=rows, generator=seeded())

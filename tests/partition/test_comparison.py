@@ -643,6 +643,7 @@ def test_plot_uses_the_axes_and_the_exact_value_passed(plt):
     assert line.get_xdata()[0] == 10.05
 
 
+@full
 def test_texts_do_not_overlap(plt):
     names = [cls.__name__ for cls in METHODS]
     rows = [EXACT_ROW, NEAR, ABOVE, FAR, FAR, NEAR, NONE, NEAR, NEAR, NONE]

@@ -150,9 +150,9 @@ def test_importance_sampling_is_calibrated_on_a_mixture():
 @pytest.mark.filterwarnings("ignore:The importance weights are uneven")
 def test_importance_sampling_is_calibrated_on_bits(rbm, states):
     truth = states.log_z.item()
-    assert_calibrated(z_scores(importance_runs(rbm), truth))
+    assert_calibrated(z_scores(importance_runs(rbm, 60), truth))
     base = IndependentBernoulli(torch.linspace(-1, 1, 9, dtype=DOUBLE))
-    assert_calibrated(z_scores(importance_runs(rbm, base=base), truth))
+    assert_calibrated(z_scores(importance_runs(rbm, 60, base=base), truth))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_any_discrete_energy_is_accepted(cls, energy):
     every = torch.cat(list(energy.domain.enumerate(dtype=DOUBLE)))
     with torch.no_grad():
         truth = (-energy(every)).logsumexp(0).item()
-    estimator = cls(4000) if cls is ImportanceSampling else cls(1000, n_steps=200)
+    estimator = cls(4000) if cls is ImportanceSampling else cls(500, n_steps=100)
     found = estimator.estimate(energy, generator=seeded(3))
     assert abs(found.value - truth) < 4 * found.std_error < 0.5
 
@@ -175,7 +175,7 @@ def test_any_discrete_energy_is_accepted(cls, energy):
 @pytest.mark.parametrize("cls", [ImportanceSampling, BridgeSampling])
 def test_mass_outside_the_bounds_does_not_count(cls):
     """The energy is defined outside of the bounds as well, and must not contribute."""
-    kwargs = {} if cls is ImportanceSampling else {"n_steps": 100}
+    kwargs = {} if cls is ImportanceSampling else {"n_steps": 50}
     energy = LinearInABox()
     coefficient = energy.slope.detach()
     at = torch.linspace(-1, 2, 3001, dtype=DOUBLE)
@@ -186,7 +186,7 @@ def test_mass_outside_the_bounds_does_not_count(cls):
     found = cls(1000, **kwargs).estimate(energy, generator=seeded())
     assert abs(found.value - truth) < 4 * found.std_error < 0.5
     half = FunctionEnergy(lambda x: (x - 1).square().sum(1), Real((2,), lower=1.0))
-    found = cls(2000, **kwargs).estimate(half, generator=seeded())
+    found = cls(1000, **kwargs).estimate(half, generator=seeded())
     assert abs(found.value - math.log(math.pi / 4)) < 4 * found.std_error < 0.5
 
 
@@ -367,12 +367,13 @@ def test_bridge_knows_its_error_on_hills():
     assert_calibrated(z_scores(runs, MIXTURE_LOG_Z))
 
 
+@full
 def test_bridge_sampling_is_calibrated_on_bits(rbm, states):
     truth = states.log_z.item()
     runs = bridge_runs(lambda n, s: states.draw(n, seeded(s)), rbm)
     assert_calibrated(z_scores(runs, truth))
     estimator = BridgeSampling(300, n_steps=30)
-    chains = [estimator.estimate(rbm, generator=seeded(s)) for s in range(50)]
+    chains = [estimator.estimate(rbm, generator=seeded(s)) for s in range(30)]
     assert_calibrated(z_scores(chains, truth))
 
 
@@ -872,8 +873,8 @@ def test_unbounded_mixed_rows_have_no_default_base():
 
 
 def test_a_fitted_base_is_wider_than_the_rows():
-    x = NORMAL.draw(100_000, seeded())
-    fitted = default_base(NORMAL_ENERGY, {"one": x[:50_000], "other": x[50_000:].float()})
+    x = NORMAL.draw(50_000, seeded())
+    fitted = default_base(NORMAL_ENERGY, {"one": x[:25_000], "other": x[25_000:].float()})
     torch.testing.assert_close(fitted.mean, NORMAL.mean, atol=0.03, rtol=0)
     ratio = fitted.covariance.diagonal() / NORMAL.cov.diagonal()
     torch.testing.assert_close(ratio, torch.full_like(ratio, 1 + 50**-0.5), atol=0.03, rtol=0)
@@ -935,6 +936,7 @@ def test_default_samplers_are_exact_and_fit_the_energy(rbm):
         sampler.check(energy)
 
 
+@full
 def test_targets_have_the_stated_distributions():
     """Exact draws have the masses of the three components."""
     x = draw_mixture(2000, 7)

@@ -356,7 +356,7 @@ def test_searches_without_convergence_give_a_warning():
         TreeReweighted().estimate(energy)
 
 
-@pytest.mark.parametrize("seeds", leading(1, [range(40), range(100, 200)]), ids=str)
+@pytest.mark.parametrize("seeds", leading(1, [range(20), range(100, 200)]), ids=str)
 def test_perturb_and_map_bounds_hold_with_their_nominal_probability(seeds):
     failures, above = 0, 0
     for seed in seeds:

@@ -7,13 +7,14 @@ parses, it imports nothing. Each is tested twice: skebm keeps it, and it catches
 import ast
 import functools
 import graphlib
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 import pytest
 
+from tests.support.sources import modules, parsed, without_expressions
+
 PACKAGE = "skebm"
-ROOT = Path(__file__).parents[2] / PACKAGE
 
 # A module imports from rows above its own, and a folder within itself. The package's own
 # __init__.py stands below all rows: it may import everything, and nothing imports it.
@@ -91,9 +92,6 @@ def imports(sources):
         for node, lazy in import_statements(source):
             for target in targets(node, path):
                 yield Import(path, node.lineno, target, module_of(target), lazy)
-
-
-parsed = functools.cache(ast.parse)
 
 
 @functools.cache
@@ -175,7 +173,7 @@ def body_lines(function):
 def length_violations(sources):
     found = []
     for path, source in sources.items():
-        for node in ast.walk(parsed(source)):
+        for node in without_expressions(parsed(source)):
             if isinstance(node, FUNCTIONS) and (n := body_lines(node)) > MAX_BODY_LINES:
                 found.append(
                     f"{path}:{node.lineno} {node.name} has {n} lines, above {MAX_BODY_LINES}"
@@ -200,7 +198,7 @@ def repeated_class_names(sources):
     """Names of classes that two places define: a traceback or a search should find one."""
     places = {}
     for path, source in sources.items():
-        for node in ast.walk(parsed(source)):
+        for node in without_expressions(parsed(source)):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(f"{path}:{node.lineno}")
     return [
@@ -242,11 +240,8 @@ def repeated_function_names(sources):
 
 @pytest.fixture(scope="module")
 def package():
-    paths = sorted(ROOT.rglob("*.py"))
-    assert paths, f"no modules in {ROOT}"
-    yield {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in paths}
-    for read in (parsed, import_statements):  # trees of the whole package
-        read.cache_clear()
+    assert modules()
+    return modules()
 
 
 def test_imports_come_from_layers_above(package):

@@ -15,6 +15,7 @@ import pytest
 
 from tests.project.test_contributing import blocks
 from tests.support.discovery import setting_of_docs
+from tests.support.sources import modules, parsed, without_expressions
 from tests.support.tiers import leading
 from tools.oldest import of_extra
 
@@ -42,7 +43,7 @@ OPTIONAL = {"test": {"playwright", "ray", "sphinx_gallery"}, "full": {"ray"}}
 
 def imported(source):
     """Packages that a program imports, in functions too, and those that a test asks for by name."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level:
@@ -59,7 +60,7 @@ def programs(folder, pattern="**/*.py"):
 def examples_of_docstrings(source):
     """The examples of all docstrings of a module, as one program."""
     kinds = ast.Module | ast.ClassDef | ast.FunctionDef
-    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
+    nodes = [node for node in without_expressions(parsed(source)) if isinstance(node, kinds)]
     parser = doctest.DocTestParser()
     found = [e.source for node in nodes for e in parser.get_examples(ast.get_docstring(node) or "")]
     return "".join(found)
@@ -111,7 +112,7 @@ RUN = {
         *programs("tools", "g*.py"),
         *programs_of_built_pages(),
     ],
-    "doctest": lambda: [examples_of_docstrings(source) for source in programs("skebm")],
+    "doctest": lambda: [examples_of_docstrings(source) for source in modules().values()],
     "browser": lambda: programs("tools", "browse_docs.py"),
     "mutation": lambda: programs("tools", "m*.py"),
     "lint": list,

@@ -4,6 +4,7 @@ Every rule is a function that returns what to do, a sentence for each omission. 
 twice: skebm keeps it, and it says what to add where.
 """
 
+import functools
 import importlib
 import inspect
 import re
@@ -164,15 +165,19 @@ def words_of(name):
     return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)]
 
 
+@functools.cache
+def retired_in(name):
+    words = f"_{'_'.join(words_of(name))}_"
+    return [word for word in RETIRED if any(f"_{word}{ending}_" in words for ending in ENDINGS)]
+
+
 def retired_names(names):
     """`names` with the places where they stand."""
-    found = []
-    for name, where in names:
-        words = f"_{'_'.join(words_of(name))}_"
-        for word, instead in RETIRED.items():
-            if any(f"_{word}{ending}_" in words for ending in ENDINGS):
-                found.append(f"{name} ({where}) says `{word}`, which skebm calls {instead}.")
-    return found
+    return [
+        f"{name} ({where}) says `{word}`, which skebm calls {RETIRED[word]}."
+        for name, where in names
+        for word in retired_in(name)
+    ]
 
 
 def glossary(page):

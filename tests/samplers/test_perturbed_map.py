@@ -81,7 +81,7 @@ def test_chains_may_start_anywhere():
 # ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("solver", leading(2, SOLVERS))
 @pytest.mark.parametrize("beta", leading(1, [0.5, 1.0]))
 def test_a_single_free_unit_has_its_conditional(solver, beta):
     """The others are clamped to another state in each half of the chains."""

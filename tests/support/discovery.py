@@ -1,20 +1,27 @@
 """Find every part of skebm, so that one without a contract cannot slip in."""
 
 import ast
+import functools
 import importlib
 import inspect
 import pkgutil
 from pathlib import Path
 
 import skebm
+from tests.support.sources import modules, parsed
 
 ROOT = Path(skebm.__file__).parents[1]
 
 
-def walk(base_class):
-    """Yield every concrete subclass of `base_class` defined in skebm, by qualified name."""
+@functools.cache
+def import_all():
     for module in pkgutil.walk_packages(skebm.__path__, "skebm."):
         importlib.import_module(module.name)
+
+
+def walk(base_class):
+    """Yield every concrete subclass of `base_class` defined in skebm, by qualified name."""
+    import_all()
     found = {c for c in _descendants(base_class) if c.__module__.split(".")[0] == "skebm"}
     # Sorted: pytest-xdist needs the same order in every worker.
     for cls in sorted(found, key=lambda c: (c.__module__, c.__qualname__)):
@@ -42,7 +49,7 @@ def names_in(source):
 
     Classes, functions, parameters, fields and attributes; local variables are not among them.
     """
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             name = node.name
         elif isinstance(node, ast.arg):
@@ -67,8 +74,8 @@ def setting_of_docs(name):
 
 def public_names():
     """Yield every name in skebm, those of its files too, and where it stands."""
-    for path in sorted(Path(skebm.__file__).parent.rglob("*.py")):
-        where = path.relative_to(ROOT).as_posix()
-        yield path.stem, where
-        for name, line in names_in(path.read_text("utf-8")):
+    for path, source in modules().items():
+        where = f"skebm/{path}"
+        yield Path(path).stem, where
+        for name, line in names_in(source):
             yield name, f"{where}:{line}"

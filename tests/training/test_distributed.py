@@ -1,5 +1,6 @@
 """Data-parallel fits: those of one process, with their rows and chains on several."""
 
+import functools
 import os
 import signal
 import time
@@ -206,11 +207,16 @@ class Stop(Callback):
 FEW = ["exact score matching", "exact likelihood, centred", "pseudo-likelihood"]
 
 
+@functools.cache
+def found_on_ranks(*names, size):
+    return on_ranks(results, names, size=size)
+
+
 @pytest.mark.parametrize(
     ("names", "size"), [(FEW, 2), pytest.param(list(DETERMINISTIC), 3, marks=full)]
 )
 def test_processes_train_the_model_of_one(names, size):
-    found = on_ranks(results, names, size=size)
+    found = found_on_ranks(*names, size=size)
     first = found[0]
     for other in found:
         if isinstance(other, Exception):
@@ -231,7 +237,7 @@ def test_processes_train_the_model_of_one(names, size):
 
 
 def test_what_ranks_do_not_share_is_refused_by_all():
-    both = on_ranks(results, [])
+    both = found_on_ranks(*FEW, size=2)
     found = [one["refused"] for one in both]
     expected = {
         "seed": (ValueError, "its parameters .*rank 1"),

@@ -17,7 +17,12 @@ MODELS = {
     "exact": (RBMEstimator(3, n_iter=4, random_state=0), BITS),
     "score matching": (
         ScoreMatchingDensity(
-            network=MLP((8,)), n_iter=4, early_stopping=True, partition=None, random_state=0
+            MLP((8,)),
+            base="gaussian",
+            n_iter=4,
+            early_stopping=True,
+            partition=None,
+            random_state=0,
         ),
         REALS,
     ),

@@ -98,10 +98,10 @@ def test_work_limits_passes(work, layer, affordable):
 
 _numbers = _random.normal(size=(260, 3))
 DEFAULTS = {
-    "score matching": (ScoreMatchingDensity(), (_numbers,)),
-    "NCE": (NCEDensity(), (_numbers,)),
-    "contrastive divergence": (ContrastiveDivergenceDensity(), (_numbers,)),
-    "conditional": (ConditionalDensity(given=0), (_numbers,)),
+    "score matching": (ScoreMatchingDensity(base="gaussian"), (_numbers,)),
+    "NCE": (NCEDensity(noise="gaussian"), (_numbers,)),
+    "contrastive divergence": (ContrastiveDivergenceDensity(base="gaussian"), (_numbers,)),
+    "conditional": (ConditionalDensity(given=0, base="linear"), (_numbers,)),
     "gated": (GatedRBM(), (BITS, BITS)),
     "temporal": (TemporalRBM(), (BITS,)),
     "RBM": (RBMEstimator(3, base="independent", learning="pcd"), (BITS,)),

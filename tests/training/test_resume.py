@@ -31,9 +31,10 @@ from tests.support.tiers import full, only_full
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 STOPPED = {
-    "quasi-Newton": BoltzmannMachineDensity(n_iter=6, random_state=0),
+    "quasi-Newton": BoltzmannMachineDensity(n_iter=6, l2=0.01, random_state=0),
     "early stopping": ScoreMatchingDensity(
         network=MLP((8,)),
+        base="gaussian",
         n_iter=12,
         early_stopping=EarlyStopping(n_iter_no_change=3, validation_fraction=0.3),
         optimizer=AdamW(averaging=0.5),
@@ -188,7 +189,7 @@ def test_partial_fit_says_that_it_is_not_for_it(tmp_path):
     [
         RBMEstimator(3, learning="pcd", optimizer=SGD(momentum=0.5, schedule="constant")),
         ScoreMatchingDensity(
-            network=MLP((8,)), optimizer=AdamW(schedule="constant"), partition=None
+            MLP((8,)), base="gaussian", optimizer=AdamW(schedule="constant"), partition=None
         ),
     ],
     ids=["pcd", "score matching"],
@@ -240,7 +241,7 @@ def test_drawn_entries_go_on_bit_for_bit(model, rows, tmp_path):
         only_full(ScoreMatchingDensity(random_state=4)),
         only_full(NCEDensity(random_state=4)),
         only_full(ContrastiveDivergenceDensity(random_state=4)),
-        ConditionalDensity(n_iter=8, random_state=4),
+        ConditionalDensity(base="linear", n_iter=8, random_state=4),
     ],
     ids=lambda model: type(model).__name__,
 )

@@ -81,8 +81,8 @@ def test_quantiles_whose_probability_is_met_to_the_last_digit_stay():
 
 
 def test_moments_are_those_of_draws(mixtures):
-    drawn = mixtures.sample(40_000, torch.Generator().manual_seed(1))
-    error = mixtures.std / 200
+    drawn = mixtures.sample(10_000, torch.Generator().manual_seed(1))
+    error = mixtures.std / 100
     assert ((drawn.mean(0) - mixtures.mean).abs() < 4 * error).all()
     np.testing.assert_allclose(drawn.std(0), mixtures.std, rtol=0.03)
 
@@ -126,7 +126,7 @@ CLAMP = Clamp(KNOWN, X[:5])
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_a_column_is_the_ratio_of_two_marginals(name):
     q = DISTRIBUTIONS[name]
-    given, grid = q.given(CLAMP), torch.linspace(-30, 30, 1501, dtype=torch.float64)
+    given, grid = q.given(CLAMP), torch.linspace(-30, 30, 601, dtype=torch.float64)
     both = KNOWN.clone()
     both[:, 2] = True
     column = given.column(2)

@@ -240,6 +240,7 @@ def test_moons_are_no_normal_distribution():
     assert float(gain) > 0.5
 
 
+@full
 def test_a_normal_distribution_is_found():
     truth = Gaussian(torch.tensor([100.0, -2.0]), covariance=torch.tensor([[4.0, 1.2], [1.2, 1.0]]))
     noise = NormalizingFlow.fit(truth.sample(2000, seeded()), flow="maf", transforms=1, n_steps=200)

@@ -94,6 +94,7 @@ def test_local_rules_recover_the_machine(learning):
     assert model.learning_reason_ == "as given"
 
 
+@full
 def test_pcd_ends_near_maximum_likelihood():
     X = rows(machine(), 2000)
     exact, chains = double("exact", l2=0.001).fit(X), double("pcd", l2=0.001).fit(X)
@@ -110,7 +111,7 @@ def test_pcd_has_the_ridge_penalty():
 def test_perturb_and_map_is_exact_for_independent_columns():
     """Without couplings the draws are exact, and so is learning."""
     X = (np.random.default_rng(0).random((4000, 4)) < [0.2, 0.5, 0.7, 0.9]).astype(float)
-    model = double("perturb_and_map", edges=np.zeros((4, 4)), n_iter=8).fit(X)
+    model = double("perturb_and_map", edges=np.zeros((4, 4)), l2=0.0, n_iter=8).fit(X)
     assert_allclose(1 / (1 + np.exp(-model.bias_)), X.mean(0), atol=0.03)
     with pytest.raises(ValueError, match="perturb-and-MAP"):
         model.standard_errors(X)
@@ -145,9 +146,9 @@ def test_the_l1_penalty_is_at_its_optimum(learning, objective):
 
 
 def test_auto_says_what_it_chose():
-    assert double().fit(rows(machine())).learning_ == "exact"
+    assert double(l2=0.01).fit(rows(machine())).learning_ == "exact"
     X = (np.random.default_rng(0).random((60, 25)) < 0.5).astype(float)
-    model = double(partition=None).fit(X)
+    model = double(l2=0.01, partition=None).fit(X)
     assert model.learning_ == "pseudo_likelihood"
     assert "more than 2e+07 terms" in model.learning_reason_
     with pytest.raises(ValueError, match=r'learning="exact" would sum .* terms'):
@@ -157,7 +158,7 @@ def test_auto_says_what_it_chose():
 def test_independent_columns_are_not_made_worse():
     """Held-out rows choose a penalty at which there is nothing to couple."""
     rng = np.random.default_rng(0)
-    X, X_new = ((rng.random((n, 10)) < 0.3).astype(float) for n in (60, 5000))
+    X, X_new = ((rng.random((n, 6)) < 0.3).astype(float) for n in (60, 5000))
     p = (X.sum(0) + 0.5) / 61
     independent = (X_new * np.log(p) + (1 - X_new) * np.log1p(-p)).sum(1).mean()
     assert double().fit(X).score(X_new) > independent - 0.02
@@ -206,7 +207,7 @@ def test_other_values_than_spins_are_refused():
     X = 2 * rows(machine(), 50) - 1
     with pytest.raises(ValueError, match="columns 1"):
         double(coding="spin").fit(np.where(np.arange(5) == 1, 0.5, X))
-    model = double().fit(X)
+    model = double(l2=0.01).fit(X)
     with pytest.raises(ValueError, match="other than -1 and 1"):
         model.score_samples((X + 1) / 2)
 
@@ -311,14 +312,14 @@ def test_held_out_rows_choose_a_graph_that_has_the_true_one():
     edges = grid_edges(2, 3)
     energy = BoltzmannMachine.from_spins(0.5 * edges.double())
     X = 2 * rows(energy, 500) - 1
-    model = double("pseudo_likelihood", l1="cv").fit(X)
+    model = double("pseudo_likelihood", l1=SparsityPath(criterion="cv", n_values=8)).fit(X)
     assert (model.graph_ | ~edges.numpy()).all()
     search = GridSearchCV(double(), {"l1": ["ebic", 0.0], "l1__gamma": [0.0]}, cv=2)
     assert search.estimator.get_params()["l1"] == 0.0
     assert double(l1=SparsityPath(n_values=3)).fit(X).path_.l1.shape <= (3,)
 
 
-@pytest.mark.parametrize("criterion", ["ebic", "cv"])
+@pytest.mark.parametrize("criterion", leading(1, ["ebic", "cv"]))
 def test_a_path_has_the_graphs_of_its_penalties(criterion):
     """Those of fits with the l1 penalty alone."""
     X = rows(machine(seed=1), 200)
@@ -332,7 +333,7 @@ def test_a_path_has_the_graphs_of_its_penalties(criterion):
 
 def test_no_rows_tell_of_edges():
     X = np.tile([[0.0, 1.0], [1.0, 0.0], [0.0, 0.0], [1.0, 1.0]], (10, 1))
-    assert not double(l1="ebic").fit(X).graph_.any()
+    assert not double(l1=SparsityPath(n_values=5)).fit(X).graph_.any()
 
 
 def test_the_criterion_counts_couplings_that_rows_determine():
@@ -478,9 +479,9 @@ def test_conditionals_make_the_pseudo_likelihood():
 
 
 def test_streaming_and_warm_starts_go_on():
-    X = rows(machine(), 2000)
-    model = double("pseudo_likelihood", learning_rate=0.02)
-    for _ in range(40):
+    X = rows(machine(), 1000)
+    model = double("pseudo_likelihood", learning_rate=0.05)
+    for _ in range(20):
         model.partial_fit(X)
     assert double("pseudo_likelihood").fit(X).score(X) - model.score(X) < 0.02
     warm = double("exact", warm_start=True, l2=0.01).fit(X)

@@ -119,7 +119,8 @@ def known(kind, **params):
     ],
 )
 def test_the_domain_is_that_of_the_rows_or_of_the_sampler(rows, params, domain):
-    model = density(**params, n_iter=1, partition=few_draws).fit(rows)
+    base = "gaussian" if isinstance(domain, Real) else "independent"
+    model = density(**params, base=base, n_iter=1, partition=few_draws).fit(rows)
     assert model.units_.domain == domain
     assert model.energy_.domain == domain
     assert np.isfinite(model.score_samples(rows)).all()
@@ -145,7 +146,7 @@ def test_domains_that_do_not_fit(domain, match):
 
 def test_the_domain_of_a_fit_stays():
     """Whatever is set afterwards, and whatever new rows look like."""
-    model = density(partition=few_draws).fit(real_rows())
+    model = density(base="gaussian", partition=few_draws).fit(real_rows())
     same, expected = by_pickle(model), model.score_samples(real_rows())
     model.set_params(domain="binary", sampler=GibbsWithGradients())
     assert_array_equal(model.score_samples(real_rows()), expected)
@@ -547,7 +548,7 @@ def test_samplers_of_another_domain(kind, sampler):
 @pytest.mark.parametrize("sampler", [GibbsWithGradients(), DiscreteLangevin()])
 def test_samplers_of_bits_on_real_rows(sampler, domain):
     with pytest.raises((TypeError, ValueError), match="Binary|other than 0 and 1"):
-        density(sampler=sampler, domain=domain).fit(real_rows())
+        density(sampler=sampler, domain=domain, base="gaussian").fit(real_rows())
 
 
 # What a sampler accepts little of need not have diverged: single flips leave such rows rarely.

@@ -742,6 +742,7 @@ def test_lagged_frames_stay_within_their_sequences():
             lagged(*arguments)
 
 
+@full
 def test_a_density_of_the_next_frame():
     rng = np.random.default_rng(0)
     X = np.zeros((800, 1))

@@ -22,6 +22,7 @@ from skebm.energies import MLP, Confined, NeuralEnergy, Spec
 from skebm.estimators.neural.objectives.flow_contrastive import flow_of
 from skebm.objectives import FlowContrastive
 from skebm.objectives.flow_contrastive import CHECK_EVERY, FlowState
+from skebm.partition import ImportanceSampling
 from skebm.training import AdamW
 from tests.support.objectives import gradient
 from tests.support.oracle import DOUBLE, mean_is, seeded
@@ -41,7 +42,8 @@ def small_flow(d):
 
 
 quick = {"network": MLP((16,)), "n_flow_steps": 20, "n_iter": 3, "random_state": 0}
-by_name, small = quick | {"flow": "maf"}, quick | {"flow": small_flow(3)}
+by_name = quick | {"flow": "maf", "partition": ImportanceSampling(2000)}
+small = quick | {"flow": small_flow(3)}
 
 
 class Shift(nn.Module):
@@ -312,6 +314,7 @@ def test_it_goes_on_where_it_was():
     assert_allclose(again.energy(X), model.energy(X))
 
 
+@full
 def test_weights_are_repeated_rows_but_for_the_draws():
     """Which are as many as rows, and so others."""
     count = np.random.default_rng(3).integers(0, 5, len(X))

@@ -107,8 +107,8 @@ def test_weight_zero_is_the_classifier_in_plain_torch():
 
 
 def test_rows_without_labels_help():
-    rows, labels = make_blobs(300, centers=[[-3, 0], [3, 0]], cluster_std=0.5, random_state=0)
-    shown = np.full(300, -1)
+    rows, labels = make_blobs(150, centers=[[-3, 0], [3, 0]], cluster_std=0.5, random_state=0)
+    shown = np.full(150, -1)
     shown[[np.flatnonzero(labels == 0)[0], np.flatnonzero(labels == 1)[0]]] = 0, 1
     objective = Hybrid(noisy=False, unlabeled_weight=0.0)  # by p(x) alone
     kind = {"generative_weight": 1.0, "objective": objective, "unlabeled": -1}
@@ -162,6 +162,7 @@ def test_images_augmentation_and_a_replay_buffer():
     images[labels == 1, :, :3] += 2
     model = JEMClassifier(
         Conv((8, 8)),
+        base="gaussian",
         sampler=Langevin(0.01, noise_scale=0.01, clip_grad=1.0),
         chains=ReplayBuffer(n_steps=3, size=100),
         objective=Hybrid(augmentation=Shift(1)),
@@ -217,10 +218,11 @@ def log_base(model, rows):
 
 
 def test_few_rows_keep_the_density_of_the_base():
-    model = JEMClassifier(**small).fit(X, Y)
+    kind = small | {"base": "gaussian"}
+    model = JEMClassifier(**kind).fit(X, Y)
     assert model.power_ == 0
     assert_allclose(model.score_samples(X), log_base(model, X), rtol=1e-4, atol=1e-4)
-    whole = JEMClassifier(**small, objective=Hybrid(power=1.0)).fit(X, Y)
+    whole = JEMClassifier(**kind, objective=Hybrid(power=1.0)).fit(X, Y)
     assert_allclose(model.predict_proba(X), whole.predict_proba(X), rtol=1e-5)
     assert_allclose(np.exp(model.logits(X)).sum(1), 1)
     assert not np.allclose(whole.energy(X), model.energy(X), atol=0.1)

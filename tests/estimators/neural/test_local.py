@@ -31,6 +31,7 @@ def density(objective="pseudo_likelihood", **params):
 # ------------------------------------------------------------------------------
 
 
+@full
 @pytest.mark.parametrize("objective", leading(1, RULES))
 def test_a_fit_makes_new_rows_more_likely_than_the_base(objective):
     X, new = bars(500, 0), bars(500, 1)

@@ -70,6 +70,7 @@ def test_the_posterior_is_that_of_data_against_noise(form, ratio, n_bridges):
     assert ((far >= 0) & (far <= 1)).all()
 
 
+@full
 @pytest.mark.parametrize(
     ("noise", "least"),
     [("gaussian", 0.3), only_full(MixtureBase(n_components=2), 0.1), only_full("kernel", -0.02)],

@@ -158,6 +158,7 @@ def test_a_normal_distribution_is_recovered(objective, d):
     assert model.score(new) == pytest.approx(truth.logpdf(new).mean(), abs=0.05)
 
 
+@full
 @pytest.mark.parametrize("d", leading(1, [2, 1]))
 @one_objective
 def test_a_mixture_is_recovered(objective, d):
@@ -1151,7 +1152,7 @@ def test_a_network_is_a_module_or_builds_one(objective):
 
 
 def test_the_default_network():
-    model = ScoreMatchingDensity(n_iter=1, random_state=0).fit(X)
+    model = ScoreMatchingDensity(base="gaussian", n_iter=1, random_state=0).fit(X)
     assert [layer.out_features for layer in model.energy_.network.layers] == [128, 128]
 
 

@@ -11,7 +11,7 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.metrics import roc_auc_score
 from sklearn.mixture import GaussianMixture
 
-from skebm import EnergyOutlierDetector, ProductOfDensities
+from skebm import EnergyOutlierDetector, ProductOfDensities, TractableDensity
 from tests.support.tiers import full, leading
 
 
@@ -154,7 +154,7 @@ def test_auto_leaves_out_what_a_forest_predicts_to_be_outliers():
 
 
 @pytest.mark.parametrize(
-    "X", leading(2, [np.full((40, 2), 3.0), normal(80) * 1e300, np.tile([[0.0], [1.0]], (40, 1))])
+    "X", leading(1, [np.full((40, 2), 3.0), normal(80) * 1e300, np.tile([[0.0], [1.0]], (40, 1))])
 )
 def test_auto_keeps_half_of_rows_that_differ_in_little(X):
     with warnings.catch_warnings():
@@ -164,6 +164,7 @@ def test_auto_keeps_half_of_rows_that_differ_in_little(X):
     assert detector.n_trimmed_ <= len(X) / 2
 
 
+@full
 def test_trimming_helps_the_default_on_rows_with_anomalies():
     random = np.random.default_rng(1)
 
@@ -208,7 +209,8 @@ def test_trimming_of_frames():
     X, _ = contaminated()
     frame = pd.DataFrame(X).assign(kind=["a", "b"] * 110)
     frame.columns = [str(name) for name in frame.columns]
-    assert EnergyOutlierDetector(trim=0.1, random_state=0).fit(frame).n_trimmed_ == 22
+    detector = EnergyOutlierDetector(TractableDensity(), trim=0.1, random_state=0)
+    assert detector.fit(frame).n_trimmed_ == 22
 
 
 def test_bad_trims():

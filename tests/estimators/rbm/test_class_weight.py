@@ -18,6 +18,7 @@ from skebm.estimators.rbm import class_family
 from skebm.estimators.rbm.class_family import WEIGHT, WEIGHTS, weight_by_trials
 from skebm.estimators.tables.blocks import are_narrow
 from skebm.training.guard import Best
+from tests.support.tiers import leading
 
 # Three epochs are too few for p(x).
 pytestmark = pytest.mark.filterwarnings("ignore:p.x. is its base")
@@ -199,7 +200,7 @@ def test_rows_without_labels_help():
     assert log_loss(y, both.predict_proba(X)) < log_loss(y, alone.predict_proba(X)) - 0.05
 
 
-@pytest.mark.parametrize("n_labels", [1, 2])
+@pytest.mark.parametrize("n_labels", leading(1, [1, 2]))
 def test_one_label_of_each_class_is_enough_to_fit(n_labels):
     X, y = clusters(60)
     few = few_labels(y, n_labels)

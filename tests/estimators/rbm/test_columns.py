@@ -262,7 +262,7 @@ def test_annealing_brackets_the_exact_log_z(base):
         path = annealing_path(energy, start)
         x = start.sample(50, seeded())
         assert_allclose(path.at(1.0)(x).double(), energy(x).double(), atol=1e-3, rtol=1e-5)
-        found = AIS(n_betas=300, n_chains=200).estimate(energy, base=start, generator=seeded())
+        found = AIS(n_betas=200, n_chains=50).estimate(energy, base=start, generator=seeded())
         assert abs(found.value - exact) < 4 * found.std_error + 0.01
 
 
@@ -310,7 +310,7 @@ def test_zeros_beside_numbers_are_a_number():
 
 
 def test_by_default_held_out_rows_choose_latent_classes():
-    model = RBMEstimator(4, random_state=0, n_iter=10).fit(clustered())
+    model = RBMEstimator(4, random_state=0, n_iter=5).fit(clustered())
     assert model.base_name_ == "latent-classes", model.base_reason_
 
 

@@ -150,6 +150,7 @@ def penalised(penalty, **params):
     return cost - model.score(SMALL)
 
 
+@full
 def test_an_l1_penalty_leaves_the_weights_that_it_should():
     """From initial weights that are small to l1, all ended at 0, at a far worse penalised value."""
     p, penalty = SMALL.mean(0), Penalty(l1=0.005)
@@ -295,7 +296,7 @@ def test_a_stream_keeps_the_scaling_of_its_first_rows():
 @pytest.mark.parametrize("n_hidden", [2, 7])  # enumerates the hidden side, the visible side
 def test_exact_samples(n_hidden):
     model = fit_once(RBMEstimator(n_hidden, random_state=0, dtype="float64"), SMALL)
-    draws = model.sample(20_000, random_state=1)
+    draws = model.sample(8000, random_state=1)
     assert Enumerated(model).p_value(draws) > 1e-3
     # independent of each other: pairs of neighbours have no correlation
     total = draws.sum(1)
@@ -307,7 +308,7 @@ def test_samples_of_chains(learning, monkeypatch):
     monkeypatch.setattr(drawing, "CHEAP_COST", 0)
     params = {"n_iter": 20, "penalty": Penalty(l2=0.05), "learning_rate": 0.1}
     model = RBMEstimator(3, learning=learning, random_state=0, **params).fit(SMALL)
-    draws = model.sample(20_000, random_state=1, n_steps=100)
+    draws = model.sample(5000, random_state=1, n_steps=50)
     assert Enumerated(model).p_value(draws) > 1e-3
     assert len(model.sample(5000, n_steps=1)) == 5000  # more than one block
 
@@ -320,6 +321,7 @@ def test_samples_do_not_move_the_training_chains():
     assert_array_equal(model.h_samples_, before)
 
 
+@full
 def test_gibbs_leaves_the_model_invariant(small):
     truth = Enumerated(small)
     start = small.sample(20_000, random_state=0)
@@ -667,6 +669,7 @@ def test_duplicates_are_weights(sparse):
     assert merged.threshold_ == pytest.approx(repeated.threshold_, rel=1e-7)
 
 
+@full
 def test_heavier_rows_become_more_likely():
     weight = np.where(X[:, 0] == 1, 5.0, 1.0)
     plain = fitted(dtype="float64")

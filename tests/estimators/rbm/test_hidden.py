@@ -14,6 +14,7 @@ from skebm import DeepBeliefNetwork, RBMEstimator, SpikeSlabRBM, SubspaceRBM
 from skebm.estimators import SpikeSlab, Subspace
 from skebm.objectives import Centering
 from tests.support.tables import binary_rows, real_rows
+from tests.support.tiers import named
 
 FEW = {"n_iter": 3, "random_state": 0}
 PAIRS = {
@@ -35,7 +36,9 @@ PAIRS = {
         real_rows,
     ),
 }
-each_pair = pytest.mark.parametrize("pair", PAIRS)
+each_pair = pytest.mark.parametrize(
+    "pair", named(["default subspaces", "subspaces", "spikes"], PAIRS)
+)
 
 
 def subspaces(**params):

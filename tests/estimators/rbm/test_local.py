@@ -200,7 +200,7 @@ def test_missing_entries_are_completed():
 
 
 def test_early_stopping_follows_the_rule_itself():
-    X = bars(300, 0)
+    X = bars(100, 0)
     model = RBMEstimator(
         8, learning="probability_flow", early_stopping=True, n_iter=5, random_state=0
     ).fit(X)

@@ -42,7 +42,9 @@ def marginals_of(model, X):
 
 @pytest.fixture(scope="module", params=["independent", "chow-liu", only_full("block-tree")])
 def model(request):
-    return RBMEstimator(4, base=request.param, n_iter=30, batch_size=20, random_state=0).fit(bits())
+    return RBMEstimator(
+        4, base=request.param, n_iter=10, batch_size=20, learning_rate=0.1, random_state=0
+    ).fit(bits())
 
 
 # ------------------------------------------------------------------------------

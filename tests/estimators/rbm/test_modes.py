@@ -494,6 +494,7 @@ def test_averaging_is_the_mean_of_the_epochs():
     assert_allclose(mean.components_, torch.stack(seen).mean(0), rtol=1e-4, atol=1e-6)
 
 
+@full
 @pytest.mark.parametrize("learning", leading(1, RULES))
 def test_momentum_is_faster(learning):
     slow = plain | {"learning_rate": 0.02, "learning": learning, "aim": "features"}  # no guard
@@ -503,7 +504,7 @@ def test_momentum_is_faster(learning):
 
 @pytest.mark.parametrize(
     ("learning", "line_search"),
-    [("pcd", False), ("exact", True), only_full("exact", False), only_full("cd", False)],
+    [("exact", True), only_full("pcd", False), only_full("exact", False), only_full("cd", False)],
 )
 def test_penalties_shrink_the_weights(learning, line_search):
     params = {"n_components": 4, "random_state": 0, "n_iter": 60} if line_search else plain
@@ -517,6 +518,7 @@ def test_penalties_shrink_the_weights(learning, line_search):
     assert np.abs(l1).sum() < np.abs(free).sum()
 
 
+@full
 @pytest.mark.parametrize(
     ("learning", "target"),
     [

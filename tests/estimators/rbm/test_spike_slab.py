@@ -369,7 +369,7 @@ def scale_mixture(n=600, seed=0):
 
 
 QUICK = {
-    "n_iter": 80,
+    "n_iter": 50,
     "batch_size": 60,
     "learning_rate": 0.05,
     "optimizer": SGD(schedule="linear"),
@@ -393,14 +393,14 @@ def test_a_covariance_that_varies_is_learned(model):
 
 
 def test_the_density_integrates_to_one_in_the_units_of_x(model):
-    x, volume = grid(model.energy_, 81, 11.0)
+    x, volume = grid(model.energy_, 51, 11.0)
     table = model._recipe.table
     p = np.exp(model.score_samples(table.invert(x)))
     assert p.sum() * volume * table.units.scale.prod() == pytest.approx(1, abs=1e-3)
 
 
 def test_samples_have_the_moments_of_the_model(model):
-    x, _ = grid(model.energy_, 81, 11.0)
+    x, _ = grid(model.energy_, 51, 11.0)
     X = model._recipe.table.invert(x)
     p = np.exp(model.score_samples(X))
     drawn, p = model.sample(4000, random_state=0), p / p.sum()
@@ -505,7 +505,7 @@ def test_collapsing_columns_are_held_with_a_warning_that_names_them():
 def test_large_steps_leave_no_parameter_beyond_its_limits(seed):
     """Two constant columns of bits, and steps that would leap over every limit."""
     X = np.random.default_rng(seed).binomial(1, [0, 1, 0.01, 0.99, 0.5, 0.03], (200, 6)) * 1.0
-    model = SpikeSlabRBM(8, learning_rate=1.0, n_iter=20, random_state=seed)
+    model = SpikeSlabRBM(8, learning_rate=1.0, n_iter=10, random_state=seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(X)

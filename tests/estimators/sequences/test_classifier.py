@@ -295,7 +295,7 @@ CASES = {
 each = pytest.mark.parametrize("name", named(["discriminative", "generative"], CASES))
 
 
-@each
+@pytest.mark.parametrize("name", named(["discriminative"], CASES))
 def test_labels_that_a_frame_alone_does_not_show(name):
     (X, y), (new, labels) = remembering(), remembering(seed=1)
     model = clone(CASES[name]).fit(X, y)
@@ -437,7 +437,7 @@ def test_further_sequences():
     model = clone(CASES["discriminative"]).set_params(learning_rate=0.02)
     model.partial_fit(X, y, classes=["rise", "fall", "none"])
     before = model.score(new, labels)
-    for _ in range(15):
+    for _ in range(8):
         model.partial_fit(new, labels)
     assert model.score(new, labels) > before
     assert model.predict_proba(new).shape == (240, 3)
@@ -538,7 +538,7 @@ def test_bad_sequences(change, match):
 
 def test_bad_settings():
     X, y = remembering(30)
-    model = TemporalRBMClassifier(**QUICK)
+    model = TemporalRBMClassifier(**QUICK | {"n_iter": 3})
     with pytest.raises(ValueError, match="is more than order"):
         clone(model).set_params(label_order=2).fit(X, y)
     many = [np.arange(30) + 30 * i for i in range(4)]

@@ -23,7 +23,7 @@ def sequences(kind, n=8, seed=0):
     return [rng.normal(size=(rng.integers(1, 9), 2)).cumsum(0) for _ in range(n)]
 
 
-@pytest.mark.parametrize("kind", ["bits", "numbers"])
+@pytest.mark.parametrize("kind", leading(1, ["numbers", "bits"]))
 @pytest.mark.parametrize("name", leading(1, ["both", "lags", "recurrent"]))
 def test_it_is_what_the_formula_says(kind, name, monkeypatch):
     """By scores of sequences of which a frame is replaced by its mean given the past."""
@@ -44,6 +44,7 @@ def test_it_is_what_the_formula_says(kind, name, monkeypatch):
             assert_allclose(own[t], expected, atol=1e-9)
 
 
+@pytest.mark.full
 def test_foreign_frames_are_found_by_what_follows():
     """Bits that go round: a wrong frame is likely given the past half of the time."""
     rng = np.random.default_rng(0)

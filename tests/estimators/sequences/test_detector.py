@@ -69,7 +69,7 @@ def notes(n, rng, length=20):
 @pytest.mark.parametrize("level", leading(1, [0.25, 0.05, 0.1]))
 def test_the_rate_of_false_alarms_over_sequences(level):
     """P(any frame of a new sequence is flagged), over fits, is the level up to rounding."""
-    rng, n_fits, alarms, rates = np.random.default_rng(0), 200, [], []
+    rng, n_fits, alarms, rates = np.random.default_rng(0), 80, [], []
     for k in range(n_fits):
         sequences = walks(60, rng)
         detector = SequenceOutlierDetector(

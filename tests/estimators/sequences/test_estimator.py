@@ -257,7 +257,7 @@ def pattern(n=120, period=3, seed=0, noise=0.02):
     return np.where(rng.random(X.shape) < noise, 1 - X, X)
 
 
-QUICK = {"n_components": 4, "order": 1, "n_iter": 60, "random_state": 0}
+QUICK = {"n_components": 4, "order": 1, "n_iter": 20, "learning_rate": 0.03, "random_state": 0}
 CASES = {
     "conditional": TemporalRBM(**QUICK),
     "pcd": TemporalRBM(**QUICK, chains=Persistent(n_steps=2)),
@@ -271,7 +271,7 @@ each = pytest.mark.parametrize("name", named(["conditional", "recurrent"], CASES
 @pytest.mark.parametrize("name", named(["conditional"], CASES))
 def test_the_past_is_worth_its_nats(name):
     X = pattern(300)
-    n_iter = 200 if name == "recurrent" else 100
+    n_iter = 200 if name == "recurrent" else 50
     model = clone(CASES[name]).set_params(n_iter=n_iter).fit(X)
     alone = RBMEstimator(4, n_iter=50, random_state=0).fit(X)
     assert model.score(X) > alone.score(X) + 0.3
@@ -468,7 +468,7 @@ def test_further_sequences():
     X, other = pattern(90), pattern(90, seed=1)
     model = TemporalRBM(**QUICK).fit(X)
     before = model.score(other)
-    for _ in range(20):
+    for _ in range(8):
         model.partial_fit(other)
     assert model.score(other) > before
     on = TemporalRBM(**QUICK, warm_start=True).fit(X)

@@ -338,7 +338,9 @@ def test_gaps_of_a_pattern(model):
 def test_means_are_those_of_all_completions():
     """The phase of the start is only known from the frames after it."""
     songs = [pattern(33, k, 0.05)[k:] for k in range(3)]
-    model = TemporalRBM(4, order=2, n_iter=60, random_state=0, dtype="float64").fit(songs)
+    model = TemporalRBM(
+        4, order=2, n_iter=20, learning_rate=0.05, random_state=0, dtype="float64"
+    ).fit(songs)
     X = pattern(9)[1:]
     missing = with_gaps(X, slice(0, 2), (3, 0))
     states = np.array(np.meshgrid(*[[0.0, 1.0]] * 7)).reshape(7, -1).T
@@ -352,8 +354,9 @@ def test_means_are_those_of_all_completions():
     assert np.abs(expected - 0.5).max() > 0.2
 
 
-def test_sequences_of_any_form(model):
+def test_sequences_of_any_form():
     X = pattern(60)
+    model = TemporalRBM(4, order=2, n_iter=2, random_state=0).fit(X)
     missing = with_gaps(X, (5, 1), slice(31, 33))
     short = {"random_state": 0, "n_steps": 3}
     expected = model.impute(missing, lengths=[30, 30], **short)
@@ -377,7 +380,7 @@ def test_categories_come_back_as_categories():
             "on": np.tile([True, False], 40),
         }
     )
-    model = TemporalRBM(6, order=1, n_iter=60, learning_rate=0.05, random_state=0).fit(frame)
+    model = TemporalRBM(6, order=1, n_iter=30, learning_rate=0.1, random_state=0).fit(frame)
     missing = frame.astype({"on": object})
     missing.loc[[10, 50], "note"] = None
     missing.loc[[11, 50], "loud"] = np.nan

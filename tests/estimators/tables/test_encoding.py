@@ -211,6 +211,7 @@ def test_a_frame_as_it_is_goes_into_the_detector():
     assert named == ["city", "age", "since"]
 
 
+@pytest.mark.full
 def test_holes_cost_less_than_with_means_in_their_place():
     """AUROC where 10 % of the entries are missing, in training and in new rows."""
     rng = np.random.default_rng(0)

@@ -18,7 +18,7 @@ from skebm.estimators.tables.encoding.levels import (
 )
 from skebm.estimators.tables.encoding.numbers import scale_of_log
 from tests.support.storage import by_skops
-from tests.support.tiers import full
+from tests.support.tiers import full, named
 
 N = 400
 
@@ -393,7 +393,9 @@ def test_one_row_and_constant_columns():
     assert np.isfinite(fitted(one).transform(one)).all()
 
 
-@pytest.mark.parametrize("kind", ["ns", "us", "tz", "text", "polars"])
+@pytest.mark.parametrize(
+    "kind", named(["tz", "text", "polars"], ["ns", "us", "tz", "text", "polars"])
+)
 def test_reasons_are_dates(kind):
     """Of whatever resolution, with a time zone, as text, and in polars."""
     X = trips(300)[["start", "end", "fare"]]

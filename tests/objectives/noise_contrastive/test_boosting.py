@@ -56,7 +56,7 @@ def test_gains_are_those_of_new_rows():
     rows = mixture(2000, 0)
     base = Gaussian.fit(rows)
     found = boost(base, sample(rows), sample(mixture(500, 4)), QUICK, seeded())
-    new, draws = mixture(20_000, 8), base.sample(200_000, seeded(9))
+    new, draws = mixture(10_000, 8), base.sample(50_000, seeded(9))
     log_z = float((-found.trees(draws)).logsumexp(0)) - math.log(len(draws))
     true_gain = float((-found.trees(new)).mean()) - log_z
     possible = float((log_mixture(new) - base.log_prob(new)).mean())
