@@ -105,6 +105,12 @@ def all_classes(labels: np.ndarray, named: Any, density: str) -> np.ndarray:
     return classes
 
 
+def check_not_both(y: Any) -> None:
+    """Raise `ValueError` where entries are given to draws of a class."""
+    if y is not None:
+        raise ValueError("Pass y or given: rows of a class are drawn as a whole.")
+
+
 def codes_of(y: Any, n: int, classes: np.ndarray) -> np.ndarray:
     """Indices of labels among the classes, one for each of n rows or one for all."""
     labels = np.asarray(y)

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.special import logsumexp
-from sklearn.base import clone
+from sklearn.base import clone, is_classifier
 
 import skebm
 from skebm import (
@@ -19,6 +19,7 @@ from skebm import (
     NCEDensity,
     NeuralDensity,
     ProductOfDensities,
+    RBMClassifier,
     RBMEstimator,
     ScoreMatchingDensity,
     SpikeSlabRBM,
@@ -38,6 +39,7 @@ OF_BITS = {
     ContrastiveDivergenceDensity: ContrastiveDivergenceDensity(**small),
     DeepBoltzmannMachine: DeepBoltzmannMachine((3, 2), **few),
     NCEDensity: NCEDensity(**small),
+    RBMClassifier: RBMClassifier(3, objective="hybrid", **few),
     RBMEstimator: RBMEstimator(3, **few),
     SubspaceRBM: SubspaceRBM(2, 2, **few),
 }
@@ -67,7 +69,7 @@ FITTED = {}
 
 def fitted(cls, cases, X):
     if (cls, len(X[0])) not in FITTED:
-        y = ((X[:, 0] > 0).astype(int),) if cls is JEMClassifier else ()
+        y = ((X[:, 0] > 0).astype(int),) if is_classifier(cases[cls]) else ()
         with collect_warnings():
             FITTED[cls, len(X[0])] = clone(cases[cls]).fit(X, *y)
     return FITTED[cls, len(X[0])]

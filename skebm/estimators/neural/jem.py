@@ -23,6 +23,7 @@ from skebm.estimators._docs import insert_shared_docs
 from skebm.estimators.base import JOINT_CONSTRAINTS, BaseEBM, assign_parameters
 from skebm.estimators.classifiers import (
     ProbabilisticClassifierMixin,
+    check_not_both,
     class_weights,
     codes_of,
     with_copies_of_labelled,
@@ -619,7 +620,7 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
             return self._draw_rows(n_samples, random_state, temperature, given, n_steps)
         self._check_draws(n_samples, n_steps, temperature)
         if given is not None:
-            raise ValueError("Pass y or given: rows of a class are drawn as a whole.")
+            check_not_both(y)
         codes, generator = (
             codes_of(y, n_samples, self.classes_),
             self._generator(random_state),

@@ -26,6 +26,7 @@ from skebm.estimators.base import (
 )
 from skebm.estimators.classifiers import (
     ProbabilisticClassifierMixin,
+    check_not_both,
     class_weights,
     codes_of,
 )
@@ -43,7 +44,7 @@ from skebm.estimators.rbm.class_family import (
     usual_weight,
     weight_by_trials,
 )
-from skebm.estimators.rbm.drawing import LayersMixin, draw_visible
+from skebm.estimators.rbm.drawing import LayersQueriesMixin, draw_visible
 from skebm.estimators.rbm.family import GibbsChains, check_units
 from skebm.estimators.rbm.safety import N_HELD_OUT
 from skebm.estimators.recipe import Recipe
@@ -62,7 +63,7 @@ N_HIDDEN = 100
 
 
 @insert_shared_docs
-class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
+class RBMClassifier(ProbabilisticClassifierMixin, LayersQueriesMixin, BaseEBM):
     r"""Classification restricted Boltzmann machine: exact class probabilities and a density.
 
     .. math::
@@ -389,6 +390,7 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
         random_state: Any = None,
         *,
         temperature: float = 1.0,
+        given: Any = None,
         n_steps: int = 1000,
     ) -> np.ndarray:
         r"""Draw rows from p(x) or p(x | y), to the power of 1 / T and normalised.
@@ -409,6 +411,10 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
         temperature : float, default=1.0
             T > 0, by which the energy of both layers is divided, as in :class:`RBMEstimator`. For
             rows of a class it must be 1 unless p(x) is the model (see `density_`).
+        given : array-like, data frame, dict or None, default=None
+            A row whose known entries are fixed, and whose missing entries, NaN, are drawn by
+            chains; frames and dicts may leave columns out. Or `n_samples` such rows. Only without
+            `y`.
         n_steps : int, default=1000
             Gibbs steps of the chains, if they are needed.
 
@@ -418,6 +424,10 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
             In the units of the data.
         """
         self._check_draws(n_samples, n_steps, temperature)
+        if given is not None:
+            check_not_both(y)
+            self._check_given(temperature)
+            return self._sample_given(given, n_samples, random_state, n_steps)
         generator, table = self._generator(random_state), self._recipe.table
         how: dict[str, Any] = {"n_steps": n_steps, "temperature": temperature}
         if y is None:

@@ -122,8 +122,52 @@ class LayersMixin(FeaturesMixin, CategoriesMixin, PartitionMixin):
         return self._recipe.base
 
 
-class LayersDensityMixin(ModelQueriesMixin, LayersMixin):
-    """Samples and imputations of a density, and settings that its fits resolved."""
+class LayersQueriesMixin(ModelQueriesMixin, LayersMixin):
+    """Marginals and conditionals of rows, whose hidden units are summed out."""
+
+    def _rows_of_input(self, X: Any) -> Tensor:
+        return self._with_all_entries(super()._rows_of_input(X))
+
+    def _sums_of(self, x: Tensor) -> LogZGiven:
+        x = self._with_all_entries(x)
+        energy, known = self.energy_, ~x.isnan()
+        generator = torch.Generator(x.device).manual_seed(self.net_.seed_)
+        groups = self._recipe.table.groups
+        return log_sums(energy, energy.base, x.nan_to_num(), known, groups, generator)
+
+    def _exact_sums(self) -> Any:
+        return functools.partial(exact_log_sums, self.energy_)
+
+    def _filled(
+        self, x: Tensor, how: str, n_draws: int, n_steps: int | None, generator: torch.Generator
+    ) -> list[Tensor]:
+        n_steps = N_STEPS if n_steps is None else n_steps
+        made = []
+        for _ in range(n_draws):
+            parts = [self._impute(part, how, n_steps, generator) for part in x.split(BLOCK)]
+            made.append(torch.cat(parts).cpu())
+        return made
+
+    def _with_all_entries(self, x: Tensor) -> Tensor:
+        """Rows of the energy from rows of their columns of X, nan where entries are missing."""
+        return x
+
+    @torch.no_grad()
+    def _impute(self, x: Tensor, how: str, n_steps: int, generator: torch.Generator) -> Tensor:
+        """Rows x (n, d) of the energy whose missing entries, nan, are draws, means or modes."""
+        energy, known = self.energy_, ~x.isnan()
+        if how == "draw":
+            guess = energy.base.sample(len(x), generator)
+            clamp = Clamp(known, torch.nan_to_num(x))
+            sampler = self._recipe.family.chains.layer_sampler
+            state, _ = sampler.run(energy, guess, n_steps, generator, clamp=clamp)
+            return state.x
+        _, mean = hidden_means(energy, energy.base, x, known, max(n_steps, 2), generator)
+        return self._joint().modes(mean, known) if how == "mode" else mean
+
+
+class LayersDensityMixin(LayersQueriesMixin):
+    """Samples of a density, and settings that its fits resolved."""
 
     def _complete_rows(self, X: Any, method: str) -> Rows:
         """Rows of new X; `ValueError` for missing entries."""
@@ -178,46 +222,6 @@ class LayersDensityMixin(ModelQueriesMixin, LayersMixin):
             return self._sample_given(given, n_samples, random_state, n_steps)
         drawn = self._draw(n_samples, self._generator(random_state), n_steps, temperature)
         return self._recipe.table.invert(drawn)
-
-    def _rows_of_input(self, X: Any) -> Tensor:
-        return self._with_all_entries(super()._rows_of_input(X))
-
-    def _sums_of(self, x: Tensor) -> LogZGiven:
-        x = self._with_all_entries(x)
-        energy, known = self.energy_, ~x.isnan()
-        generator = torch.Generator(x.device).manual_seed(self.net_.seed_)
-        groups = self._recipe.table.groups
-        return log_sums(energy, energy.base, x.nan_to_num(), known, groups, generator)
-
-    def _exact_sums(self) -> Any:
-        return functools.partial(exact_log_sums, self.energy_)
-
-    def _filled(
-        self, x: Tensor, how: str, n_draws: int, n_steps: int | None, generator: torch.Generator
-    ) -> list[Tensor]:
-        n_steps = N_STEPS if n_steps is None else n_steps
-        made = []
-        for _ in range(n_draws):
-            parts = [self._impute(part, how, n_steps, generator) for part in x.split(BLOCK)]
-            made.append(torch.cat(parts).cpu())
-        return made
-
-    def _with_all_entries(self, x: Tensor) -> Tensor:
-        """Rows of the energy from rows of their columns of X, nan where entries are missing."""
-        return x
-
-    @torch.no_grad()
-    def _impute(self, x: Tensor, how: str, n_steps: int, generator: torch.Generator) -> Tensor:
-        """Rows x (n, d) of the energy whose missing entries, nan, are draws, means or modes."""
-        energy, known = self.energy_, ~x.isnan()
-        if how == "draw":
-            guess = energy.base.sample(len(x), generator)
-            clamp = Clamp(known, torch.nan_to_num(x))
-            sampler = self._recipe.family.chains.layer_sampler
-            state, _ = sampler.run(energy, guess, n_steps, generator, clamp=clamp)
-            return state.x
-        _, mean = hidden_means(energy, energy.base, x, known, max(n_steps, 2), generator)
-        return self._joint().modes(mean, known) if how == "mode" else mean
 
     @property
     def sampler_(self) -> Sampler:
