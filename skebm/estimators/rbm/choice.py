@@ -357,12 +357,11 @@ def candidates(domain: Domain, *, short: bool, tempered: bool = False) -> list[s
 
 
 def choose_base(
-    names: Sequence[str | None],
+    kinds: Sequence[tuple[str | None, str]],
     sizes: Sequence[int],
     trial: Callable[[BaseChoice, Rows, Rows, float], Trial],
     rows: Rows,
     generator: torch.Generator,
-    rules: Sequence[str] = ("auto",),
 ) -> tuple[BaseChoice, Trial]:
     """Base, rule and number of hidden units with which held-out rows are most likely, by trials.
 
@@ -379,8 +378,9 @@ def choose_base(
 
     Parameters
     ----------
-    names : sequence of str or None
-        Candidates; the first is the plainest. None alone is a base that was passed.
+    kinds : sequence of (str or None, str)
+        Candidates, a base and a rule of learning each, in the order of preference; the first is the
+        plainest. None alone is a base that was passed.
     sizes : sequence of int
         Numbers of hidden units, in the order of preference.
     trial : callable
@@ -390,8 +390,6 @@ def choose_base(
         Training rows.
     generator : torch.Generator
         Draws the rows that are held out.
-    rules : sequence of str
-        Rules of learning, in the order of preference.
 
     Returns
     -------
@@ -409,7 +407,7 @@ def choose_base(
     def train_on_part(one: BaseChoice, part: float) -> None:
         tried[one] = trial(one, train, held_out, part)
 
-    firsts = [BaseChoice(name, sizes[0], "", rule) for name in names for rule in rules]
+    firsts = [BaseChoice(name, sizes[0], "", rule) for name, rule in kinds]
     for first in firsts:
         train_on_part(first, FIRST_PART)
     left = not_behind(tried, weight)

@@ -177,7 +177,8 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
         (:class:`skebm.distributions.LatentClasses`). ``"auto"`` is independent columns, unless
         held-out rows are more likely, beyond the error of the difference, with another base after a
         tenth of the epochs than with independent columns after half of them; this is compared only
-        if held-out rows guard the training (see Notes). `base_reason_` gives the result. Any
+        if held-out rows guard the training (see Notes), or if there are more than four columns for
+        each hidden unit. `base_reason_` gives the result. Any
         distribution of :mod:`skebm.distributions` with exact conditionals and a positive
         probability for every row of X can be passed, too.
     centering : Centering, "auto" or None, default="auto"

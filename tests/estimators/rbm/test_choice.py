@@ -25,6 +25,11 @@ from skebm.training.selection import Gain, epochs_by_halves
 from tests.support.tiers import full, only_full
 
 
+def by_default(names):
+    """Bases with the rule that is the default."""
+    return [(name, "auto") for name in names]
+
+
 def chain_of_bits(n=300, d=10, stay=0.97, seed=0):
     """Bits each of which is the one before with probability `stay`: a tree, hard for two units."""
     random = np.random.default_rng(seed)
@@ -101,7 +106,7 @@ def test_the_plainest_is_kept_unless_another_is_better(values, best):
 
     of_name = {"independent" if name == "a" else name: value for name, value in values.items()}
     names, generator = list(of_name), torch.Generator().manual_seed(0)
-    choice, its_trial = choose_base(names, (8,), trial, bits(300), generator)
+    choice, its_trial = choose_base(by_default(names), (8,), trial, bits(300), generator)
     assert (choice.name, choice.n_hidden) == ("independent" if best == "a" else best, 8)
     assert its_trial.mean(None) == pytest.approx(values[best])
     # Rows are compared by pairs, which differ by the same amount here: those behind do not go on.
@@ -134,7 +139,7 @@ def test_the_first_number_of_units_is_kept_unless_others_are_better(names, of_si
         return tried(of_size[n_hidden] + (name == "chow-liu"), held_out)
 
     generator = torch.Generator().manual_seed(0)
-    choice, _ = choose_base(names, tuple(of_size), trial, bits(300), generator)
+    choice, _ = choose_base(by_default(names), tuple(of_size), trial, bits(300), generator)
     assert (choice.name, choice.n_hidden) == (names[-1], best)
     first = [(name, 8) for name in names]  # other numbers with the base that leads
     assert (
@@ -160,7 +165,7 @@ def test_bases_that_are_not_clearly_behind_are_tried_with_other_units_too():
         return found._replace(log_prob=found.log_prob + noise)
 
     names, generator = ["independent", "chow-liu", "gaussian"], torch.Generator().manual_seed(0)
-    choice, _ = choose_base(names, (8, 16, 4), trial, bits(300), generator)
+    choice, _ = choose_base(by_default(names), (8, 16, 4), trial, bits(300), generator)
     assert (choice.name, choice.n_hidden) == ("independent", 16)
     assert {name for name, n in seen if n == 16} == {"independent", "chow-liu"}
 
@@ -176,7 +181,7 @@ def test_the_first_that_is_as_good_as_the_best_is_chosen(noise, best):
         return found._replace(log_prob=found.log_prob + of_rows)
 
     generator = torch.Generator().manual_seed(0)
-    choice, _ = choose_base([None], (8, 16), trial, bits(300), generator)
+    choice, _ = choose_base(by_default([None]), (8, 16), trial, bits(300), generator)
     assert choice.n_hidden == best
 
 
@@ -194,7 +199,7 @@ def test_candidates_go_on_for_as_long_as_they_may_be_the_best():
         return found._replace(log_prob=found.log_prob + noise - noise.mean(), left=left)
 
     choice, _ = choose_base(
-        list("abcde"), (8, 4), trial, bits(300), torch.Generator().manual_seed(0)
+        by_default("abcde"), (8, 4), trial, bits(300), torch.Generator().manual_seed(0)
     )
     assert (choice.name, choice.n_hidden) == ("a", 8)
     assert seen[:5] == [(name, 8, 0.4) for name in "abcde"]
@@ -212,7 +217,7 @@ def test_trials_of_very_many_rows_train_on_a_sample_and_say_so(monkeypatch):
         return tried(-1.0, held_out)
 
     generator = torch.Generator().manual_seed(0)
-    choice, _ = choose_base(["a", "b"], (8,), trial, bits(300), generator)
+    choice, _ = choose_base(by_default("ab"), (8,), trial, bits(300), generator)
     assert set(seen) == {150}
     assert "trained on 150 of 200 rows" in choice.reason
 
@@ -234,7 +239,7 @@ def test_pessimistic_ends_decide_and_are_found_only_where_they_may():
         return found._replace(excess=lambda: asked.append(name) or optimism)
 
     generator = torch.Generator().manual_seed(0)
-    choice, best = choose_base(list(values), (8,), trial, bits(300), generator)
+    choice, best = choose_base(by_default(values), (8,), trial, bits(300), generator)
     assert choice.name == "chow-liu"  # and not the one that is the best by the short estimate
     assert set(asked) == {"independent", "chow-liu"}
     assert best.mean(None) == pytest.approx(-2.0)
@@ -249,7 +254,7 @@ def test_a_trial_whose_log_z_is_not_known_loses(unknown, best):
         return found._replace(excess=lambda: np.inf if n_hidden == unknown else 0.0)
 
     generator = torch.Generator().manual_seed(0)
-    choice, _ = choose_base([None], (8, 16), trial, bits(300), generator)
+    choice, _ = choose_base(by_default([None]), (8, 16), trial, bits(300), generator)
     assert choice.n_hidden == best
 
 
@@ -539,3 +544,14 @@ def test_a_trial_below_its_base_is_worth_the_base(gain, is_base, monkeypatch):
     torch.testing.assert_close(found.log_prob, of_base if is_base else of_base + gain)
     assert (found.net is None) == is_base
     assert found.base is base
+
+
+def test_few_units_under_many_columns_are_compared_with_a_tree():
+    """Pairs of equal columns, more than units on independent columns can learn."""
+    random = np.random.default_rng(0)
+    x = np.repeat((random.random((300, 6)) < 0.5).astype(float), 2, axis=1)
+    model = RBMEstimator(2, random_state=0).fit(x[:200])
+    assert model.base_name_ == "block-tree"
+    assert model.score(x[200:]) > -6 * np.log(2) - 0.5
+    # With enough units for the columns nothing is compared.
+    assert RBMEstimator(5, n_iter=2, random_state=0).fit(x[:300, :6]).base_reason_ == "by default"
