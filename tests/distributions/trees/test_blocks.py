@@ -341,3 +341,10 @@ def test_copies_and_pickles():
         assert torch.equal(other.sample(9, seeded()), q.sample(9, seeded()))
     assert q.log_tables.dtype == torch.float32
     assert tree("uneven").log_tables.dtype == DOUBLE
+
+
+def test_zeros_and_ones_are_exchangeable():
+    x = bits(4)[[0, 1, 3, 3, 7, 9, 12, 15, 15]]
+    states = bits(4)
+    tree, opposite = (BlockTree.fit(some, block_size=2, smoothing=0.2) for some in (x, 1 - x))
+    assert torch.allclose(tree.log_prob(states), opposite.log_prob(1 - states), atol=1e-12)

@@ -671,3 +671,10 @@ def test_a_row_without_end_is_impossible_and_not_a_number():
     model = dbn().fit(rng.normal(size=(60, 2)))
     assert model.score_samples([[1e300, 1.0]]) == -np.inf
     assert model.energy([[1e300, 1.0]]) == np.inf
+
+
+def test_each_layer_shows_its_progress(capsys):
+    x = (np.random.default_rng(0).random((30, 4)) < 0.5).astype(float)
+    rbm = RBMEstimator(base="independent", n_iter=2)
+    DeepBeliefNetwork((3, 2), rbm=rbm, verbose=1, random_state=0).fit(x)
+    assert capsys.readouterr().err.count("2/2") == 2
