@@ -31,6 +31,7 @@ MISSING = np.where(np.arange(120).reshape(40, 3) == 3, np.nan, X)
 TEXT = pd.DataFrame(X, columns=list("abc")).assign(a=["red", "blue"] * 20)
 # They take missing entries; the detector by default only, and the deep network by its first layer.
 TAKE_MISSING = {
+    "BoostedDensity",
     "DeepBeliefNetwork",
     "DeepBoltzmannMachine",
     "DensityClassifier",

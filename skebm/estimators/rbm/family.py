@@ -583,18 +583,18 @@ def alternatives(
     stochastic = of_file or rows.known is not None or _asks_for_steps(estimator)
     how = BaseChoice(name, sizes[0], "")
     learning, _ = _rule(estimator, first.table, how, aim="density", stochastic=stochastic)
-    names: Sequence[str | None] = [name]
-    if given == "auto":
-        sampler = family.chains.training_sampler
-        tempered = sampler.kernel is not sampler
-        names = candidates(first.table.domain, short=family.short, tempered=tempered)
-    if learning != "exact" or stochastic:
-        return [(other, "auto") for other in names], sizes
+    is_exact = learning == "exact" and not stochastic
     free = "pcd" if estimator.learning == "auto" else "auto"
-    if len(sizes) > 1:
-        return [(name, "auto"), *([(name, free)] if free == "pcd" else [])], sizes
-    few = COLUMNS_OF_A_UNIT * sizes[0] < rows.n_columns
-    return [(name, "auto"), *((other, free) for other in names[1:] if few)], sizes
+    if is_exact and len(sizes) > 1:
+        return [(name, rule) for rule in dict.fromkeys(("auto", free))], sizes
+    if given != "auto" or is_exact and COLUMNS_OF_A_UNIT * sizes[0] >= rows.n_columns:
+        return [(name, "auto")], sizes
+    sampler = family.chains.training_sampler
+    tempered = sampler.kernel is not sampler
+    names = candidates(first.table.domain, short=family.short, tempered=tempered)
+    if not is_exact:
+        return [(other, "auto") for other in names], sizes
+    return [(name, "auto"), *((other, free) for other in names[1:])], sizes
 
 
 def _going_on(

@@ -366,7 +366,7 @@ def fit_discrete_base(base: Any, rows: Rows, domain: Domain, seed: int = 0) -> D
         here = DISCRETE_BASES if isinstance(domain, Binary) else DISCRETE_BASES[:1]
         names = ", ".join(map(repr, here))
         raise ValueError(f"{base!r} is a distribution of real columns; on {domain} use {names}.")
-    if is_density(base):
+    if not isinstance(base, str | Distribution) and is_density(base):
         base = fit_density(base, rows, domain, None, seed)
     if isinstance(base, Distribution):
         if base.domain != domain:
@@ -396,7 +396,7 @@ def fit_mixed_base(base: Any, rows: Rows, domain: Domain) -> Distribution:
             f"base=None is not possible on {domain}: numbers need a base that keeps them from "
             f'infinity. Use "auto", which is "{LATENT}".'
         )
-    if is_density(base):
+    if not isinstance(base, str | Distribution) and is_density(base):
         check_one_kind(base, domain)
     if base != "auto" and not isinstance(base, Distribution) and base not in COLUMN_BASES:
         names = ", ".join(map(repr, COLUMN_BASES))
@@ -497,7 +497,7 @@ def fit_real_bases(
     wide, for_chains = rows.n_columns > MOST_STACKED, False
     if usual and (wide or stacks != "no" and (deconvolve or sigma is None)):
         name, for_chains = "stack", stacks != "all"
-    if is_density(base):
+    if not isinstance(base, str | Distribution) and is_density(base):
         clean = fit_density(base, rows, domain, units, seed)
     elif isinstance(base, Distribution):
         clean = _in_units(base, rows, units)

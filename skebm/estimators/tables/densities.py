@@ -63,8 +63,8 @@ class EstimatorDensity(Distribution):
 
 
 def is_density(base: Any) -> bool:
-    """Whether this is an estimator of a density, which is no distribution of ours."""
-    return not isinstance(base, Distribution | type) and all(hasattr(base, m) for m in METHODS)
+    """Whether this is an estimator of a density."""
+    return not isinstance(base, type) and all(hasattr(base, method) for method in METHODS)
 
 
 def check_one_kind(base: Any, domain: Domain) -> None:
