@@ -15,6 +15,7 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.mixture import BayesianGaussianMixture, GaussianMixture
 from sklearn.neighbors import KernelDensity
 from sklearn.pipeline import Pipeline
+from sklearn.utils.validation import has_fit_parameter
 
 from skebm._validation import check_is_fitted, draw_seed, validate_data
 
@@ -60,6 +61,18 @@ def log_density(estimator: Any, X: Any) -> np.ndarray:
     return np.asarray(estimator.score_samples(X))
 
 
+def fit_weighted(density: Any, X: Any, weight: np.ndarray | None) -> Any:
+    """Fit a density to rows of weights (n,); `ValueError` where it takes none."""
+    if weight is None:
+        return density.fit(X)
+    if not has_fit_parameter(density, "sample_weight"):
+        raise ValueError(
+            f"{type(density).__name__} takes no sample_weight: pass a density that does, such as "
+            "TractableDensity, or repeat rows."
+        )
+    return density.fit(X, sample_weight=weight)
+
+
 def draw_rows(estimator: Any, n: int, random: np.random.RandomState) -> np.ndarray:
     """Draws of a density of ours, of scikit-learn's, or of anything with ``sample``, (n, d).
 
@@ -68,12 +81,12 @@ def draw_rows(estimator: Any, n: int, random: np.random.RandomState) -> np.ndarr
     """
     while isinstance(estimator, FrozenEstimator):
         estimator = estimator.estimator
-    seed = {"random_state": draw_seed(random)}
+    seed = draw_seed(random)
     if "random_state" in inspect.signature(estimator.sample).parameters:
-        return np.asarray(estimator.sample(n, **seed))
+        return np.asarray(estimator.sample(n, random_state=seed))
     if hasattr(estimator, "random_state"):
         estimator = copy.copy(estimator)
-        estimator.random_state = seed["random_state"]
+        estimator.random_state = seed
     drawn = estimator.sample(n)
     return np.asarray(drawn[0] if isinstance(drawn, tuple) else drawn)
 

@@ -105,9 +105,9 @@ def all_classes(labels: np.ndarray, named: Any, density: str) -> np.ndarray:
     return classes
 
 
-def check_not_both(y: Any) -> None:
+def check_not_both(y: Any, given: Any) -> None:
     """Raise `ValueError` where entries are given to draws of a class."""
-    if y is not None:
+    if y is not None and given is not None:
         raise ValueError("Pass y or given: rows of a class are drawn as a whole.")
 
 

@@ -847,8 +847,7 @@ class EnergyNet(NeuralNet):
         Missing entries are completed by the weights of that moment, as often as a batch has them.
         """
         monitored = functools.cache(functools.partial(self._monitoring_batch, iterator))
-        n_batches, starts = len(iterator), self.state_ is None or not self.logs_
-        if starts or n_batches >= CHECK_EVERY or self._monitors(n_batches):
+        if len(iterator) >= CHECK_EVERY or self._monitors(len(iterator)):
             monitored()
         return monitored
 

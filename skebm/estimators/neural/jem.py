@@ -619,8 +619,7 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
         if y is None:
             return self._draw_rows(n_samples, random_state, temperature, given, n_steps)
         self._check_draws(n_samples, n_steps, temperature)
-        if given is not None:
-            check_not_both(y)
+        check_not_both(y, given)
         codes, generator = (
             codes_of(y, n_samples, self.classes_),
             self._generator(random_state),

@@ -11,8 +11,9 @@ import numpy as np
 import scipy.special
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_array, has_fit_parameter
+from sklearn.utils.validation import check_array
 
+from skebm._densities import fit_weighted
 from skebm._validation import (
     Interval,
     StrOptions,
@@ -105,13 +106,6 @@ class JointEstimator(DocLinkMixin, TasksMixin, BaseEstimator, abc.ABC):
             check_columns(self, X, reset=reset)
             return X
         return validate_data(self, mask_as_missing(X), reset=reset, **NUMBERS_WITH_HOLES)
-
-    def _fit_density(self, model: Any, table: Any, weight: np.ndarray | None) -> Any:
-        if weight is None:
-            return model.fit(table)
-        if not has_fit_parameter(model, "sample_weight"):
-            raise ValueError(f"{type(model).__name__} takes no sample_weight.")
-        return model.fit(table, sample_weight=weight)
 
     def _with_target(self, X: Any, y: np.ndarray) -> Any:
         """X with the target as its last column."""
@@ -227,13 +221,13 @@ class DensityRegressor(RegressorMixin, JointEstimator):
 
         def loss(name: str, train: np.ndarray, held_out: np.ndarray) -> float:
             own = None if weight is None else weight[train]
-            model = self._fit_density(self._new_density(name), take_rows(table, train), own)
+            model = fit_weighted(self._new_density(name), take_rows(table, train), own)
             given = list(range(self.n_features_in_))
             found = model.log_conditional(take_rows(table, held_out), given)
             return -float(np.average(found, weights=None if weight is None else weight[held_out]))
 
         name = self._choose(take_rows(X, rows), y[rows], loss)
-        self.density_ = self._fit_density(self._new_density(name), table, weight)
+        self.density_ = fit_weighted(self._new_density(name), table, weight)
         self._ranks = np.zeros(0)
         if len(judges):
             ranks = self.conditional(take_rows(X, judges)).cdf(y[judges])
@@ -466,7 +460,7 @@ class DensityClassifier(ClassifierMixin, JointEstimator):
             self._check_takes_categories(model)
             model.set_params(categorical_features=[self.n_features_in_])
         table = self._with_target(X, self._coded(X, codes))
-        self.density_ = self._fit_density(model, table, weight)
+        self.density_ = fit_weighted(model, table, weight)
         return self
 
     def _of_classes(
@@ -478,7 +472,7 @@ class DensityClassifier(ClassifierMixin, JointEstimator):
             rows = np.flatnonzero(codes == k)
             own = None if weight is None else weight[rows]
             model = self._new_density(name)
-            found.append(self._fit_density(model, take_rows(X, rows), own))
+            found.append(fit_weighted(model, take_rows(X, rows), own))
         return found
 
     def _log_probabilities(self, models: list[Any], X: Any, power: float) -> np.ndarray:

@@ -44,7 +44,7 @@ from skebm.estimators.rbm.class_family import (
     usual_weight,
     weight_by_trials,
 )
-from skebm.estimators.rbm.drawing import LayersQueriesMixin, draw_visible
+from skebm.estimators.rbm.drawing import LayersMixin, draw_visible
 from skebm.estimators.rbm.family import GibbsChains, check_units
 from skebm.estimators.rbm.safety import N_HELD_OUT
 from skebm.estimators.recipe import Recipe
@@ -63,7 +63,7 @@ N_HIDDEN = 100
 
 
 @insert_shared_docs
-class RBMClassifier(ProbabilisticClassifierMixin, LayersQueriesMixin, BaseEBM):
+class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
     r"""Classification restricted Boltzmann machine: exact class probabilities and a density.
 
     .. math::
@@ -424,8 +424,8 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersQueriesMixin, BaseEBM):
             In the units of the data.
         """
         self._check_draws(n_samples, n_steps, temperature)
+        check_not_both(y, given)
         if given is not None:
-            check_not_both(y)
             self._check_given(temperature)
             return self._sample_given(given, n_samples, random_state, n_steps)
         generator, table = self._generator(random_state), self._recipe.table

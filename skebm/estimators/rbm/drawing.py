@@ -78,8 +78,8 @@ def draw_visible(
     return torch.cat(blocks)
 
 
-class LayersMixin(FeaturesMixin, CategoriesMixin, PartitionMixin):
-    """What models with layers of hidden units share, whose rows are drawn by Gibbs sampling."""
+class LayersMixin(ModelQueriesMixin, FeaturesMixin, CategoriesMixin, PartitionMixin):
+    """What models with layers of hidden units share: draws by Gibbs sampling, and queries."""
 
     _recipe: Recipe[Any]
 
@@ -121,9 +121,7 @@ class LayersMixin(FeaturesMixin, CategoriesMixin, PartitionMixin):
         check_is_fitted(self)
         return self._recipe.base
 
-
-class LayersQueriesMixin(ModelQueriesMixin, LayersMixin):
-    """Marginals and conditionals of rows, whose hidden units are summed out."""
+    # ---------------------------------------------------------------- queries
 
     def _rows_of_input(self, X: Any) -> Tensor:
         return self._with_all_entries(super()._rows_of_input(X))
@@ -166,7 +164,7 @@ class LayersQueriesMixin(ModelQueriesMixin, LayersMixin):
         return self._joint().modes(mean, known) if how == "mode" else mean
 
 
-class LayersDensityMixin(LayersQueriesMixin):
+class LayersDensityMixin(LayersMixin):
     """Samples of a density, and settings that its fits resolved."""
 
     def _complete_rows(self, X: Any, method: str) -> Rows:

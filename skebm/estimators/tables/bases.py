@@ -38,7 +38,7 @@ from skebm.distributions import (
 )
 from skebm.distributions.stack import with_broad_part
 from skebm.distributions.transformed.flow import FLOWS
-from skebm.estimators.tables.densities import check_one_kind, fit_density, is_density
+from skebm.estimators.tables.densities import METHODS, check_one_kind, fit_density
 from skebm.estimators.tables.units import Units
 from skebm.objectives.joint import UNKNOWN
 from skebm.training.distributed import shows_progress
@@ -358,7 +358,7 @@ def _covering(base: Distribution, rows: Rows) -> Distribution:
     return base
 
 
-def fit_discrete_base(base: Any, rows: Rows, domain: Domain, seed: int = 0) -> Distribution | None:
+def fit_discrete_base(base: Any, rows: Rows, domain: Domain, seed: int) -> Distribution | None:
     """Fit the named base of discrete rows or an estimator, or check a given distribution."""
     if base is None:
         return None
@@ -366,7 +366,7 @@ def fit_discrete_base(base: Any, rows: Rows, domain: Domain, seed: int = 0) -> D
         here = DISCRETE_BASES if isinstance(domain, Binary) else DISCRETE_BASES[:1]
         names = ", ".join(map(repr, here))
         raise ValueError(f"{base!r} is a distribution of real columns; on {domain} use {names}.")
-    if not isinstance(base, str | Distribution) and is_density(base):
+    if is_density(base):
         base = fit_density(base, rows, domain, None, seed)
     if isinstance(base, Distribution):
         if base.domain != domain:
@@ -396,12 +396,18 @@ def fit_mixed_base(base: Any, rows: Rows, domain: Domain) -> Distribution:
             f"base=None is not possible on {domain}: numbers need a base that keeps them from "
             f'infinity. Use "auto", which is "{LATENT}".'
         )
-    if not isinstance(base, str | Distribution) and is_density(base):
+    if is_density(base):
         check_one_kind(base, domain)
     if base != "auto" and not isinstance(base, Distribution) and base not in COLUMN_BASES:
         names = ", ".join(map(repr, COLUMN_BASES))
         raise ValueError(f"{base!r} is a distribution of real columns; on {domain} use {names}.")
     return fit_column_base(LATENT if base == "auto" else base, rows, domain)
+
+
+def is_density(base: Any) -> bool:
+    """Whether a base is an estimator of a density."""
+    named = isinstance(base, str | Distribution | type)
+    return not named and all(hasattr(base, method) for method in METHODS)
 
 
 def check_base_kind(base: Any, domain: Domain) -> None:
@@ -497,7 +503,7 @@ def fit_real_bases(
     wide, for_chains = rows.n_columns > MOST_STACKED, False
     if usual and (wide or stacks != "no" and (deconvolve or sigma is None)):
         name, for_chains = "stack", stacks != "all"
-    if not isinstance(base, str | Distribution) and is_density(base):
+    if is_density(base):
         clean = fit_density(base, rows, domain, units, seed)
     elif isinstance(base, Distribution):
         clean = _in_units(base, rows, units)

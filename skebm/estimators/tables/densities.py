@@ -8,10 +8,9 @@ import numpy as np
 import torch
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
-from sklearn.utils.validation import has_fit_parameter
 from torch import Tensor
 
-from skebm._densities import draw_rows, log_density, score_function
+from skebm._densities import draw_rows, fit_weighted, log_density, score_function
 from skebm._validation import check_is_fitted, set_seeds
 from skebm.base import Binary, Domain, Real
 from skebm.distributions import Distribution
@@ -24,6 +23,8 @@ METHODS = ["fit", "score_samples", "sample"]
 
 class EstimatorDensity(Distribution):
     """The density of a fitted estimator, as a distribution of rows in the units of an energy.
+
+    Units are changed here, in double precision, as single precision is too little for large means.
 
     Its log-probabilities and draws are the estimator's, and as exact as these; the score is known
     where :func:`skebm._densities.score_function` knows it, and a `TypeError` elsewhere.
@@ -62,11 +63,6 @@ class EstimatorDensity(Distribution):
         return rows if self.units is None else self.units.invert(rows)
 
 
-def is_density(base: Any) -> bool:
-    """Whether this is an estimator of a density."""
-    return not isinstance(base, type) and all(hasattr(base, method) for method in METHODS)
-
-
 def check_one_kind(base: Any, domain: Domain) -> None:
     """Raise `ValueError` where an estimator cannot be the base of rows of a domain."""
     plain = isinstance(domain, Real | Binary) and domain == type(domain)(domain.shape)
@@ -95,13 +91,7 @@ def fit_density(
         model = clone(base)
         set_seeds(model, np.random.RandomState(seed))
         weight = None if rows.weight is None else rows.weight.cpu().double().numpy()
-        if weight is None or (weight == weight[0]).all():
-            model.fit(x)
-        elif has_fit_parameter(model, "sample_weight"):
-            model.fit(x, sample_weight=weight)
-        else:
-            raise ValueError(
-                f"base={type(base).__name__} takes no sample_weight, but rows have different "
-                "weights: pass one that does, such as TractableDensity, or repeat rows."
-            )
+        if weight is not None and (weight == weight[0]).all():
+            weight = None
+        fit_weighted(model, x, weight)
     return EstimatorDensity(model, domain, units)
