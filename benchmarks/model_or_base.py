@@ -30,8 +30,8 @@ import numpy as np
 import torch
 
 from skebm import ConditionalDensity, RBMEstimator, ScoreMatchingDensity
-from skebm.estimators import base
-from skebm.training import guard
+from skebm.estimators import recipe
+from skebm.training import engine, guard
 from skebm.training.selection import Gain
 
 RBM = {"n_components": 8, "learning": "pcd", "n_iter": 60}
@@ -60,12 +60,12 @@ def models_kept(seen: list[tuple[float, float, float]]) -> Iterator[None]:
         seen.append((*found, of_all_rows))
         return True
 
-    before = base.is_kept
-    base.is_kept = guard.is_kept = keep
+    before = recipe.is_kept
+    recipe.is_kept = engine.is_kept = guard.is_kept = keep
     try:
         yield
     finally:
-        base.is_kept = guard.is_kept = before
+        recipe.is_kept = engine.is_kept = guard.is_kept = before
 
 
 def case(group: str, name: str, make: Any, train: Any, new: Any) -> Case | None:

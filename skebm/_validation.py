@@ -570,7 +570,9 @@ class MinMax(NamedTuple):
         return np.where(self.high > self.low, self.high - self.low, 1.0)
 
     def apply(self, x: np.ndarray) -> np.ndarray:
-        """Scale and clip dense rows (n, d) to [0, 1]; computed in float64."""
+        """Dense rows (n, d) scaled and clipped to [0, 1], in float64; x itself if it is."""
+        if not len(self.columns) and x.size and x.min() >= 0 and x.max() <= 1:
+            return x
         if len(self.columns):
             x = x.copy()
             clipped = np.clip(x[:, self.columns].astype(float), self.low, self.high)
@@ -637,8 +639,9 @@ def distinct_numbers_of(X: Any) -> tuple[np.ndarray, np.ndarray]:
     rows = np.asarray(X)
     rows = rows.reshape(len(rows), -1)
     code = np.zeros(len(rows), dtype=np.uint64)
-    for column in rows.T:
-        code = _next_hash(code, _bits(column))
+    for start in range(0, rows.shape[1], 8):  # as many numbers as a line of the cache has
+        for column in np.ascontiguousarray(rows[:, start : start + 8].T):
+            code = _next_hash(code, _bits(column))
     first, member = _of_keys(code)
     if len(first) == len(rows) or _same_numbers(rows, rows[first][member]):
         return first, member

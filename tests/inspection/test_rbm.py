@@ -153,6 +153,7 @@ def test_all_of_images(display):
     for name in training:
         assert axes[name].get_xlabel() == "epoch"
         assert axes[name].get_ylabel()
+        assert all(tick == round(tick) for tick in axes[name].get_xticks())
 
 
 def test_tiles_do_not_overlap_and_lie_inside(display):

@@ -20,7 +20,7 @@ from skebm.estimators.base import at_least_two, fraction_of_early_stopping, stat
 from skebm.estimators.classifiers import n_copies_of_labelled, with_copies_of_labelled
 from skebm.estimators.rbm.family import GibbsChains
 from skebm.estimators.rbm.hidden import HIDDEN_BIAS
-from skebm.estimators.rbm.safety import N_HELD_OUT, rbm_log_ratios
+from skebm.estimators.rbm.safety import N_HELD_OUT, USUAL, rbm_log_ratios
 from skebm.estimators.recipe import Family, JointModel, Recipe
 from skebm.estimators.tables.bases import column_means, mean_log_prob
 from skebm.objectives import Centering, ClassLikelihood, Penalty
@@ -70,7 +70,7 @@ N_STEPS, FEWEST_EPOCHS = 3000, 20
 MOST_IN_TRIALS, N_STEPS_IN_FOLDS, N_FOLDS = 3000, 1000, 3
 # Annealing runs by which p(x) is judged, once in a fit. With 50, whose error of log Z was 2 nats
 # for a table of numbers, a gain of one nat does not count.
-N_JUDGING_CHAINS = 500
+JUDGING_RUNS = USUAL._replace(n_chains=500)
 # Rows that judge p(x) in a trial, at least, but a third of few.
 FEWEST_JUDGES = 60
 
@@ -170,7 +170,7 @@ class ClassFamily(Family, JointModel):
             return self
         generator = torch.Generator(rows.device).manual_seed(net.seed_)
         energy, x = net.module_.energy.eval(), judges.block(0, len(judges))
-        log_ratios = functools.partial(rbm_log_ratios, n_chains=N_JUDGING_CHAINS)
+        log_ratios = functools.partial(rbm_log_ratios, runs=JUDGING_RUNS)
         found = assess(log_ratios, energy, x, judges.weight, generator)
         return self.judged(Gain(found.gain, found.error))
 
@@ -399,7 +399,7 @@ def p_by_trial(
         trial,
         train,
         held_out,
-        functools.partial(rbm_log_ratios, n_chains=N_JUDGING_CHAINS),
+        functools.partial(rbm_log_ratios, runs=JUDGING_RUNS),
         torch.Generator(rows.device).manual_seed(seed),
         n_iter=recipe.plan.n_iter,
         n_times=1,

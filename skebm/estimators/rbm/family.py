@@ -47,7 +47,7 @@ from skebm.estimators.rbm.choice import (
     trial_of,
 )
 from skebm.estimators.rbm.hidden import BinaryLayer, HiddenUnits
-from skebm.estimators.rbm.safety import N_HELD_OUT, rbm_log_ratios
+from skebm.estimators.rbm.safety import N_HELD_OUT, OF_SHORT_FITS, rbm_log_ratios
 from skebm.estimators.recipe import Family, JointModel, Recipe
 from skebm.estimators.tables.bases import (
     TREES,
@@ -281,13 +281,10 @@ class RBMFamily(Family, JointModel):
         return rows
 
     def log_ratios(self, recipe: Any) -> LogRatioOf:
-        # Annealing runs for a fit so short that it is assessed once, at its end: of more, the
-        # assessment would take longer than the training.
-        n_chains = 20
         if self.learning == "exact":
             return exact_log_ratios
         if recipe.n_assessments == 1:
-            return functools.partial(rbm_log_ratios, n_chains=n_chains)
+            return functools.partial(rbm_log_ratios, runs=OF_SHORT_FITS)
         return rbm_log_ratios
 
     def complete(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from skebm._validation import warn
+from skebm._validation import column_ranges, warn
 from skebm.base import DataWarning
 
 # Largest fraction of the known values of a column that are gross.
@@ -28,6 +28,8 @@ APART, TOGETHER, OF_FEW = 2.0, 10.0, 1000.0
 REPEATED = 3.0
 # Largest fraction of the rows that are left out of a fit.
 MOST_ROWS = 0.5
+# Rows that are compared at once, which fit into a cache.
+N_ROWS = 256
 
 
 class Gross(NamedTuple):
@@ -164,8 +166,21 @@ def gross_rows_of(estimator: Any, X: np.ndarray, weight: np.ndarray | None) -> n
     d = min(known.get("n_features_in_", X.shape[1]), X.shape[1])
     names = [f"x{j}" for j in range(d)] if names is None else list(map(str, names))
     names += [f"y[{j}]" for j in range(X.shape[1] - len(names))]
-    numbers = [j for j in range(X.shape[1]) if coding is None or j not in coding.levels]
+    varied = np.flatnonzero(~has_two_values(X))
+    numbers = [j for j in varied if coding is None or j not in coding.levels]
     return gross_rows(((names[j], X[:, j]) for j in numbers), len(X), weight)
+
+
+def has_two_values(X: np.ndarray) -> np.ndarray:
+    """Columns of X (n, d) with at most two values, besides missing ones, (d,): none is gross."""
+    low, high = column_ranges(X)
+    two = np.ones(X.shape[1], dtype=bool)
+    for start in range(0, len(X), N_ROWS):
+        block = X[start : start + N_ROWS]
+        two &= ((block == low) | (block == high) | (block != block)).all(0)
+        if not two.any():
+            break
+    return two
 
 
 def without_gross_rows(

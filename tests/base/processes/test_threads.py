@@ -1,5 +1,6 @@
 """Processes that are forked after torch used several threads."""
 
+import importlib
 import multiprocessing
 import os
 import signal
@@ -10,7 +11,7 @@ import warnings
 import pytest
 import torch
 
-import skebm  # noqa: F401, as it says what forked processes do
+from skebm.base.processes.threads import threads
 from tests.support.tiers import full
 
 PROGRAM = """
@@ -41,6 +42,29 @@ if __name__ == "__main__":
 
 
 can_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("of_thread", [True, False], ids=["OpenMP", "torch alone"])
+def test_blocks_give_the_threads_back(of_thread, monkeypatch):
+    """Also where only the number of the whole process can be set."""
+    if not of_thread:
+        module = importlib.import_module("skebm.base.processes.threads")
+        monkeypatch.setattr(module, "_setter", lambda: None)
+    with threads(work=1):
+        assert torch.get_num_threads() == 1
+        with threads(work=1e9):
+            assert torch.get_num_threads() == 2
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 2
 
 
 @can_fork

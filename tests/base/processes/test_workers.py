@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import warnings
+from types import SimpleNamespace
 
 import joblib
 import numpy as np
@@ -180,6 +181,16 @@ def test_bars_appear_in_the_parent_alone(workers, capfd):
     lines = [part for part in capfd.readouterr().err.replace("\n", "\r").split("\r") if part]
     assert {line.split(":")[1].strip() for line in lines} == {"fit", "threshold"}
     assert "3/3" in lines[-1]
+
+
+@pytest.mark.parametrize("has_task", [True, False])
+def test_tasks_of_dask_are_workers(has_task, monkeypatch):
+    def get_worker():
+        if not has_task:
+            raise ValueError("No worker found")
+
+    monkeypatch.setitem(sys.modules, "distributed", SimpleNamespace(get_worker=get_worker))
+    assert in_worker() is has_task
 
 
 def _is_hidden():

@@ -20,11 +20,11 @@ from skebm.energies import BernoulliRBM
 from skebm.estimators.rbm import safety
 from skebm.estimators.rbm.choice import BaseChoice
 from skebm.estimators.rbm.family import design
-from skebm.estimators.rbm.safety import N_CHAINS, N_HELD_OUT, rbm_log_ratios
+from skebm.estimators.rbm.safety import N_HELD_OUT, USUAL, rbm_log_ratios
 from skebm.estimators.recipe import Recipe
 from skebm.estimators.tables.table import probability_table
 from skebm.objectives import ContrastiveDivergence
-from skebm.partition import Exact
+from skebm.partition import Exact, exact_draws
 from skebm.partition.bracket import WIDE
 from skebm.samplers import FromData, Gibbs, ParallelTempering, Persistent
 from skebm.training import SGD, EarlyStopping
@@ -124,7 +124,7 @@ def test_draws_are_those_of_the_model():
     states = torch.tensor(list(itertools.product([0.0, 1.0], repeat=8)), dtype=DOUBLE)
     p = (-energy(states)).softmax(0)
     mean = p @ states
-    assert draws.shape == (12 * 2 * N_CHAINS, 8)
+    assert draws.shape == (12 * 2 * USUAL.n_chains, 8)
     # Resampling repeats rows: half as many independent ones is cautious.
     error = (mean * (1 - mean) / (len(draws) / 4)).sqrt()
     assert ((draws.mean(0) - mean).abs() < 4 * error).all()
@@ -153,7 +153,44 @@ def test_a_single_large_weight_from_the_wider_base_does_not_decide():
     x = base.sample(50, seeded())
     found = [rbm_log_ratios(energy, x, seeded(i)) for i in range(10)]
     assert all(abs(one.log_z - exact) < 4 * one.log_z_error for one in found)
-    assert all(one.log_z_error < safety.LARGEST_ERROR for one in found)
+    assert all(one.log_z_error < 0.5 for one in found)
+
+
+@pytest.fixture
+def temperatures(annealed, monkeypatch):
+    """Numbers of temperatures by which log Z was annealed."""
+    seen, runs = [], safety._annealed
+
+    def noted(*args):
+        seen.append(args[3])
+        return runs(*args)
+
+    monkeypatch.setattr(safety, "_annealed", noted)
+    return seen
+
+
+@torch.no_grad()
+def test_few_temperatures_are_enough_near_the_base(temperatures):
+    energy = on_fair_coins(make_rbm(12, 6))
+    energy.weight.mul_(0.2)
+    x = energy.base.sample(100, seeded())
+    found = rbm_log_ratios(energy, x, seeded(1), safety.OF_SHORT_FITS)
+    assert temperatures == [25]
+    assert found.log_z == pytest.approx(Exact().estimate(energy).value, abs=4 * found.log_z_error)
+    assert found.log_z_error < 0.1
+
+
+@pytest.mark.parametrize("likely", [False, True])
+@torch.no_grad()
+def test_log_z_of_models_below_their_base_is_rough(temperatures, likely):
+    """It is low on average, so that more temperatures would find them worse still."""
+    base = IndependentBernoulli(torch.zeros(200, dtype=DOUBLE))
+    energy = BernoulliRBM(200, 4, generator=seeded(2), dtype=DOUBLE, base=base, scale=1.2)
+    x = exact_draws(energy, 50, seeded()) if likely else base.sample(50, seeded())
+    found = rbm_log_ratios(energy, x, seeded(1), safety.OF_SHORT_FITS)
+    gain = float(found.ratio.mean()) - found.log_z
+    assert (len(temperatures) > 1) is likely
+    assert (gain > 0) is likely
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from skebm import (
     TractableDensity,
 )
 from skebm.energies import MLP
-from skebm.estimators.tables.gross import gross_of
+from skebm.estimators.tables.gross import gross_of, has_two_values
 
 KIND = {"random_state": 0}
 TRAINED = {"n_iter": 3, "random_state": 0}
@@ -200,6 +200,17 @@ def test_labelled_rows_leave_gross_values_out():
         with pytest.warns(UserWarning, match="far outside"):
             model = make().fit(dirty, y)
         assert (model.predict(X) == y).mean() > 0.5
+
+
+def test_columns_of_two_values_are_recognised():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(600, 5))
+    X[:, 1] = X[:, 1] > 0
+    X[:, 2] = np.where(X[:, 2] > 0, np.nan, -999.0)
+    X[:, 3] = np.nan
+    X[:, 4] = X[:, 1]
+    X[-1, 4] = 0.5
+    assert has_two_values(X).tolist() == [False, True, True, True, False]
 
 
 def test_probabilities_of_bits_are_never_gross():
