@@ -1,6 +1,7 @@
 """Densities of boosted trees against their base and other densities of tables of numbers.
 
     python -m benchmarks.boosted --data PATH [--sets redwine magic ...] [--splits 2] [--json FILE]
+    python -m benchmarks.boosted --data PATH --what bits mixed classes samples [--sets plants ...]
     python -m benchmarks.boosted --cost 10000x10 100000x20
 
 Protocol. Each table is split at random into training rows (80 %; every model takes what it needs
@@ -13,6 +14,19 @@ are the mean log-likelihood of a row; the error is that of the mean difference t
 test rows of all splits, and log Z is at its estimate, with its standard error beside. The kernels
 are scikit-learn's, of one bandwidth that three folds of 2,000 rows prefer. Costs are of simulated
 tables of normal clusters with three columns that are functions of others, in a process of its own.
+
+Protocol of `bits`: the default RBM is fitted to the train part of a DEBD set; trees correct that
+fitted RBM, and their default base. Nats of the test rows, log Z of either at the end that hurts.
+
+Protocol of `mixed`: the mixed tables, halves and latent classes of `benchmarks.mixed_columns`.
+
+Protocol of `classes`: a frame of the numbers, standardised, and of the class as a category, of
+which every second row of a shuffle is fitted; classes of the others by p(x, class). Classifiers are
+scikit-learn's, by default. Accuracy / negative log-likelihood.
+
+Protocol of `samples`: training and test rows of the first split as above. HistGradientBoosting is
+to tell the test rows from as many draws of each model; the mean AUROC of five folds, 0.5 where it
+cannot.
 """
 
 from __future__ import annotations
@@ -23,16 +37,25 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+from scipy.special import softmax
+from sklearn.datasets import load_breast_cancer, load_iris, load_wine
+from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+from sklearn.frozen import FrozenEstimator
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
 from sklearn.mixture import GaussianMixture
-from sklearn.model_selection import GridSearchCV
+from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_score
 from sklearn.neighbors import KernelDensity
 
+from benchmarks import density, mixed_columns
 from benchmarks._common import write
-from skebm import BoostedDensity, ScoreMatchingDensity, TractableDensity
+from skebm import BoostedDensity, RBMEstimator, ScoreMatchingDensity, TractableDensity
 
 UCI = ("redwine", "whitewine")
 TABULAR = ("phoneme", "banknote")
@@ -138,6 +161,154 @@ def line(name: str, found: dict[str, Any]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
+# ------------------------------------------------------------------------------
+# Bits, mixed tables, classes, and samples
+# ------------------------------------------------------------------------------
+
+
+def paired(new: np.ndarray, old: np.ndarray) -> str:
+    """Mean difference of the nats of the same rows, and its standard error."""
+    gain = new - old
+    return f"{gain.mean():+.3f} ({gain.std() / len(gain) ** 0.5:.3f})"
+
+
+def fitted(model: Any, X: Any) -> tuple[Any, float]:
+    """A fitted model, and the CPU seconds that it took."""
+    began = time.process_time()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.fit(X)
+    return model, time.process_time() - began
+
+
+def pessimistic(model: Any, X: Any) -> np.ndarray:
+    """Nats of rows by the end of log Z that hurts."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found: np.ndarray = model.score_samples(X)
+        return found + (model.score(X) - found.mean())
+
+
+def bits(data: Path, name: str) -> dict[str, Any]:
+    """Trees on the default RBM of a binary set, and on their own base."""
+    train, _, test = density.load(data, name)
+    rbm, seconds = fitted(RBMEstimator(random_state=0), train)
+    nats = pessimistic(rbm, test)
+    row: dict[str, Any] = {
+        "set": f"{name}, {len(train)} x {train.shape[1]}",
+        "RBM": f"{nats.mean():.3f}",
+    }
+    times = [f"{seconds:.0f}"]
+    for label, base in {"RBM": FrozenEstimator(rbm), "Chow-Liu tree": "auto"}.items():
+        model, seconds = fitted(BoostedDensity(base=base, random_state=0), train)
+        row[f"trees on the {label}"] = paired(pessimistic(model, test), nats)
+        row[f"trees on the {label}: number"] = model.n_trees_
+        times.append(f"{seconds:.0f}")
+    return row | {"CPU s of each": " / ".join(times)}
+
+
+def mixed(data: Path, name: str) -> dict[str, Any]:
+    """Trees beside the default RBM and latent classes on a mixed table."""
+    train, test = mixed_columns.halves(mixed_columns.frame(data, name))
+    classes = mixed_columns.LatentClasses().fit(train).score_samples(test)
+    row: dict[str, Any] = {
+        "set": f"{name}, {len(train)} x {train.shape[1]}",
+        "latent classes": f"{classes.mean():.3f}",
+    }
+    times = []
+    models = {"trees": BoostedDensity(random_state=0), "RBM": RBMEstimator(random_state=0)}
+    found = {}
+    for label, model in models.items():
+        one, seconds = fitted(model, train)
+        found[label] = pessimistic(one, test)
+        row[label] = paired(found[label], classes)
+        times.append(f"{seconds:.0f}")
+    row["trees - RBM"] = paired(found["trees"], found["RBM"])
+    return row | {"CPU s of each": " / ".join(times)}
+
+
+def labelled(data: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Numbers and classes of the sets of `classes`."""
+    red = np.load(data / "uci/wine.npz")["redwine"].astype(float)
+    sets = {
+        "wine": load_wine(return_X_y=True),
+        "iris": load_iris(return_X_y=True),
+        "breast cancer": load_breast_cancer(return_X_y=True),
+        "redwine, quality above 5": (red[:, :11], (red[:, 11] > 5).astype(int)),
+    }
+    for name in TABULAR:
+        found = np.load(data / f"tabular/{name}.npz")
+        sets[name] = found["X"].astype(float), found["y"]
+    return sets
+
+
+def classes(X: np.ndarray, y: np.ndarray, name: str) -> dict[str, Any]:
+    """Classes by the joint density of trees, beside classifiers."""
+    y = np.unique(y, return_inverse=True)[1]
+    order = np.random.default_rng(0).permutation(len(y))
+    train, test = order[::2], order[1::2]
+    Z = (X - X[train].mean(0)) / X[train].std(0)
+    frame = pd.DataFrame(Z).add_prefix("x").assign(y=pd.Categorical(y.astype(str)))
+    model, _ = fitted(BoostedDensity(random_state=0), frame.iloc[train])
+    levels = frame["y"].cat.categories
+    known = frame.iloc[test]
+    asked = pd.concat([known.assign(y=pd.Categorical([k] * len(test), levels)) for k in levels])
+    joint = model.score_samples(asked).reshape(len(levels), -1).T
+    p = {"trees": softmax(joint, axis=1)}
+    for label, classifier in {
+        "HistGradientBoosting": HistGradientBoostingClassifier(random_state=0),
+        "random forest": RandomForestClassifier(random_state=0),
+        "logistic regression": LogisticRegression(max_iter=1000),
+    }.items():
+        p[label] = classifier.fit(Z[train], y[train]).predict_proba(Z[test])
+    row = {"set": f"{name}, {X.shape[0]} x {X.shape[1]}"}
+    for label, one in p.items():
+        right = (one.argmax(1) == y[test]).mean()
+        row[label] = f"{right:.3f} / {log_loss(y[test], one):.3f}"
+    return row
+
+
+def samples(data: Path, name: str) -> dict[str, Any]:
+    """How well a classifier tells test rows from draws of each model."""
+    random = np.random.default_rng(0)
+    x = dequantised(table(data, name), random)
+    x = x[random.permutation(len(x))]
+    n = int(0.8 * len(x))
+    train, test = x[:n] / x[:n].std(0), x[n:] / x[:n].std(0)
+    row: dict[str, Any] = {"set": f"{name}, {len(x)} x {x.shape[1]}"}
+    for label, fit in models(0).items():
+        if label == "score matching":
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = fit(train).sample(len(test))
+        drawn = found[0] if isinstance(found, tuple) else found
+        both = np.concatenate([test, drawn])
+        which = np.repeat([0, 1], len(test))
+        judge = HistGradientBoostingClassifier(random_state=0)
+        folds = StratifiedKFold(5, shuffle=True, random_state=0)
+        auroc = cross_val_score(judge, both, which, cv=folds, scoring="roc_auc").mean()
+        row[label] = f"{auroc:.3f}"
+    return row
+
+
+BITS = ("nltcs", "plants", "jester", "accidents", "mushrooms", "msweb")
+
+
+def rows_of(what: str, data: Path, sets: list[str] | None) -> Iterator[dict[str, Any]]:
+    """Rows of the table of `what`."""
+    if what == "classes":
+        for name, (X, y) in labelled(data).items():
+            if sets is None or name in sets:
+                yield classes(X, y, name)
+        return
+    measure_one = {"bits": bits, "mixed": mixed, "samples": samples}[what]
+    usual = {"bits": BITS, "mixed": mixed_columns.MIXED, "samples": SETS}[what]
+    for name in usual:
+        if sets is None or name in sets:
+            yield measure_one(data, name)
+
+
 def simulated(n: int, d: int) -> np.ndarray:
     """Rows of three clusters on planes, whose first columns are a size, a step and a wave."""
     random = np.random.default_rng(0)
@@ -179,7 +350,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--cost", nargs="+", help="rows x columns of simulated tables")
-    parser.add_argument("--sets", nargs="+", choices=SETS, default=SETS)
+    parser.add_argument("--what", nargs="+", choices=("bits", "mixed", "classes", "samples"))
+    parser.add_argument("--sets", nargs="+", help="by default all")
     parser.add_argument("--splits", type=int, default=2)
     parser.add_argument("--models", nargs="+", default=list(models(0)))
     parser.add_argument("--json", type=Path)
@@ -189,11 +361,16 @@ def main() -> None:
         return
     if args.data is None:
         parser.error("--data is required, or --cost")
+    for what in args.what or ():
+        for row in rows_of(what, args.data, args.sets):
+            print(f"{what}: {row}", flush=True)
+    if args.what:
+        return
     others = [name for name in models(0) if name in args.models and name != "stack"]
     head = ["table", "stack, nats", *others, "largest error of log Z", "CPU s of each"]
     print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
     results = {}
-    for name in args.sets:
+    for name in args.sets or SETS:
         results[name] = measure(args.data, name, args.splits, ["stack", *others])
         print(line(name, results[name]), flush=True)
     if args.json:
