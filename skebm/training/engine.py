@@ -814,14 +814,17 @@ class EnergyNet(NeuralNet):
     def _mend(self) -> None:
         """Go on from the best weights with half the rate if held-out rows have lost much.
 
-        Not after the last epoch: :meth:`_return_to_best` judges the end.
+        Not after the last epoch: :meth:`_return_to_best` judges the end. The first weights are
+        returned to in the first half only: later there is too little training left to learn anew
+        what, by steps that become smaller, these weights may still gain by.
         """
         best, done = self.guard_.clearly_better(), len(self.history) - self.n_before_
         if best is None or not self.guard_.seldom or done == self.max_epochs:
             return
         if best.gain - self.guard_.shown["gain_over_base"] > MOST_LOST:
-            copy_weights(best.weights, weights_of(self.module_))
-            self.average_.restart()
+            if not self.guard_.has_gained_nothing or 2 * done <= self.max_epochs:
+                copy_weights(best.weights, weights_of(self.module_))
+                self.average_.restart()
             self._halve_rate()
 
     def _keep_sound(

@@ -189,6 +189,12 @@ class Guard:
         patience = max(PATIENCE * done, PATIENCE_OF_ALL * max_epochs, fewest)
         return n_epochs - self.best.epoch >= patience
 
+    @property
+    def has_gained_nothing(self) -> bool:
+        """Whether the best weights are still the first ones."""
+        best, start = self.best, self.start
+        return best is not None and start is not None and best.epoch == start.epoch
+
     def clearly_better(self) -> Best | None:
         """The best weights, if better than the last by more than two standard errors."""
         logs = self.shown

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from types import SimpleNamespace
 
 import joblib
 import numpy as np
@@ -542,3 +543,35 @@ def guarded(gains, error, *, ended_early=True):
 )
 def test_the_weights_at_the_end(gains, error, ended_early, epoch):
     assert guarded(gains, error, ended_early=ended_early) == epoch
+
+
+@pytest.mark.parametrize(
+    ("gains", "done", "weight"),
+    [
+        ([0.0, 1.0, 0.2], 8, 1.0),  # to the best
+        ([0.0, 1.0, 0.7], 8, 2.0),  # little was lost
+        ([0.0, -1.4], 5, 0.0),  # to the first, while there is time to learn anew
+        ([0.0, -1.4], 6, 1.0),
+        ([0.0, 1.0, -1.4], 10, 2.0),  # the end is judged elsewhere
+    ],
+)
+def test_training_that_loses_goes_back_while_that_helps(gains, done, weight):
+    """Gains of weights 0, 1, ...; the learning rate is halved wherever much was lost."""
+    guard, module, halved = Guard(seldom=True), torch.nn.Linear(1, 1, bias=False), []
+    for epoch, gain in enumerate(gains):
+        torch.nn.init.constant_(module.weight, epoch)
+        guard.shown = {"gain_over_base": gain, "gain_error": 0.1}
+        guard.keep_best(guard.shown, epoch, [module.weight.detach()])
+    net = SimpleNamespace(
+        guard_=guard,
+        module_=module,
+        history=[None] * done,
+        n_before_=0,
+        max_epochs=10,
+        average_=SimpleNamespace(restart=lambda: None),
+        _halve_rate=lambda: halved.append(1),
+    )
+    with torch.no_grad():
+        EnergyNet._mend(net)
+    assert float(module.weight) == weight
+    assert bool(halved) == (done < 10 and max(gains) - gains[-1] > 0.5)
