@@ -253,7 +253,9 @@ def classes(X: np.ndarray, y: np.ndarray, name: str) -> dict[str, Any]:
     levels = frame["y"].cat.categories
     known = frame.iloc[test]
     asked = pd.concat([known.assign(y=pd.Categorical([k] * len(test), levels)) for k in levels])
-    joint = model.score_samples(asked).reshape(len(levels), -1).T
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        joint = model.score_samples(asked).reshape(len(levels), -1).T
     p = {"trees": softmax(joint, axis=1)}
     for label, classifier in {
         "HistGradientBoosting": HistGradientBoostingClassifier(random_state=0),
