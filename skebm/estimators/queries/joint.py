@@ -24,7 +24,7 @@ from skebm.distributions import Distribution, GaussianMixture
 from skebm.distributions._fitting import draw_index
 from skebm.distributions.conditionals.column import NormalMixtures
 from skebm.estimators.queries.columns import ByRows, NumberDistribution, WeightedDraws
-from skebm.estimators.queries.quadrature import density_in_cells
+from skebm.estimators.queries.quadrature import CellDensities, density_in_cells
 from skebm.partition.given import LogZGiven
 
 # Completions of a row up to which these are summed, if no numbers are missing.
@@ -36,10 +36,16 @@ N_DRAWS, MAX_ERROR = (200, 1000, 5000), 0.05
 MOST_DRAWS = 4_000_000
 # Components at most of the mixture that stands in for a base without conditionals.
 N_COMPONENTS = 10
-# Standard deviations by which edges of cells may be off: cells are halved where they need to be.
-ROUGH_EDGES = 1e-3
-# Numbers that are computed at once.
-CHUNK = 2_000_000
+# First cells of the density of a number, and rows whose densities are found together.
+N_CELLS, ROWS = 8, 500
+# Weight of components of a base that are left out of quadrature, relative to its tolerance.
+NEGLIGIBLE = 1e-2
+# Relative errors that rounding of energies leaves of quadrature.
+ROUNDING = {torch.float32: 1e-6}
+# Tolerance above which the base is computed in float32.
+ROUNDED = 1e-5
+# Numbers that are computed at once, and rows: those of a network stay in the cache of a core.
+CHUNK, BLOCK = 2_000_000, 1024
 
 
 class Joint(NamedTuple):
@@ -92,7 +98,7 @@ class Joint(NamedTuple):
 
     @staticmethod
     def _by_chunks(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        size = max(1, CHUNK // max(1, x.shape[1]))
+        size = max(1, min(BLOCK, CHUNK // max(1, x.shape[1])))
         return torch.cat([function(part).double() for part in x.split(size)])
 
     # ---------------------------------------------------------------- marginals
@@ -272,27 +278,50 @@ class Joint(NamedTuple):
         column = slice(entry, entry + 1)
         others = _without(known, column)
         x = torch.where(others, x, 0.0)
-        of_base = self.base_column(x, others, entry)
-        if self.energy is None and of_base is not None:
-            return of_base, "exact"
-        exact = self._rows_with_exact_sums(x, _with(others, column))
+        here = _with(others, column)
+        exact = self._rows_with_exact_sums(x, here)
         parts: list[tuple[Tensor, NumberDistribution]] = []
-        for is_exact, rows in ((True, exact.nonzero()[:, 0]), (False, (~exact).nonzero()[:, 0])):
-            if len(rows):
-                of_rows = None if of_base is None else of_base.of_rows(rows)
+        methods = set()
+        for is_exact, numbers in ((True, exact.nonzero()), (False, (~exact).nonzero())):
+            for rows in blocks_of_index(numbers[:, 0], CHUNK // ROWS):
+                of_rows = self.base_column(x[rows], others[rows], entry, tolerance)
                 one = _Column(x[rows], others[rows], entry, of_rows)
-                if is_exact:
-                    edges = self._edges(of_rows, entry, reference, len(rows))
-                    density = functools.partial(self._log_density_of, one)
-                    parts.append((rows, density_in_cells(density, edges, tolerance)))
+                if self.energy is None and of_rows is not None:
+                    found, method = of_rows, "exact"
+                elif is_exact:
+                    found, method = self._number_in_cells(one, reference, tolerance), "quadrature"
                 else:
-                    parts.append((rows, self._number_by_draws(one, generator)))
-        method = "quadrature" if bool(exact.all()) else "sampling"
-        return parts[0][1] if len(parts) == 1 else ByRows(parts), method
+                    found, method = self._number_by_draws(one, generator), "sampling"
+                parts.append((rows, found))
+                methods.add(method)
+        return parts[0][1] if len(parts) == 1 else ByRows(parts), max(methods, default="exact")
+
+    def _number_in_cells(
+        self, column: _Column, reference: Tensor, tolerance: float
+    ) -> CellDensities:
+        """The distribution of a number by quadrature."""
+        x, known, entry, of_base = column
+        edges = self._edges(of_base, entry, reference, len(x))
+        tolerance = max(tolerance, ROUNDING.get(x.dtype, 0.0))
+        complete = bool(_with(known, slice(entry, entry + 1)).all())
+        if complete and of_base is not None and self.correction is not None:
+            density = functools.partial(self._log_ratio_of, column)
+            log_base = lambda rows, values: of_base.log_prob(values, rows)  # noqa: E731
+            return density_in_cells(density, edges, tolerance, log_base)
+        return density_in_cells(functools.partial(self._log_density_of, column), edges, tolerance)
+
+    def _log_ratio_of(self, column: _Column, rows: Tensor, values: Tensor) -> Tensor:
+        """Log-ratios of complete rows to the base, for values (N, k) in rows (N,)."""
+        parts = []
+        for some in blocks_of_rows(len(rows), values.shape[1] * column.x.shape[1]):
+            full = column.x[rows[some]].repeat_interleave(values.shape[1], 0)
+            full[:, column.entry] = values[some].flatten().to(full)
+            parts.append(self.log_ratio(full).view(len(some), -1))
+        return torch.cat(parts)
 
     def _log_density_of(self, column: _Column, rows: Tensor, values: Tensor) -> Tensor:
         """Log-densities of values (N, k) of a column in rows (N,), up to constants of the rows."""
-        x, known, entry, of_base = column
+        x, known, entry, _ = column
         here = _with(known, slice(entry, entry + 1))
         parts = []
         for some in blocks_of_rows(len(rows), values.shape[1] * x.shape[1]):
@@ -301,20 +330,26 @@ class Joint(NamedTuple):
             if not bool(here.all()):
                 mask = here[rows[some]].repeat_interleave(values.shape[1], 0)
                 found = self.log_sums(full, mask, torch.Generator(x.device)).value
-            elif of_base is not None and self.correction is not None:
-                found = of_base.of_rows(rows[some]).log_prob(values[some]).flatten()
-                found = found + self.log_ratio(full)
             else:
                 found = self.log_density(full)
             parts.append(found.view(len(some), -1))
         return torch.cat(parts)
 
-    def base_column(self, x: Tensor, known: Tensor, entry: int) -> NormalMixtures | None:
-        """The distribution of an entry by the base; None where that is no mixture of normals."""
+    def base_column(
+        self, x: Tensor, known: Tensor, entry: int, tolerance: float
+    ) -> NormalMixtures | None:
+        """The distribution of an entry by the base; None where that is no mixture of normals.
+
+        Without components that are negligible beside a relative error `tolerance`.
+        """
         if not self.base.has_given:
             return None
         given: Any = self.base.given(Clamp(known, x))
-        return given.column(entry) if hasattr(given, "column") else None
+        found = given.column(entry) if hasattr(given, "column") else None
+        if found is None or self.energy is None:
+            return found and found.without_small_weights()
+        found = found.without_small_weights(tolerance * NEGLIGIBLE)
+        return found.to(torch.float32 if tolerance > ROUNDED else torch.float64)
 
     def _edges(
         self, of_base: NormalMixtures | None, entry: int, reference: Tensor, n: int
@@ -332,11 +367,7 @@ class Joint(NamedTuple):
         self, of_base: NormalMixtures | None, entry: int, reference: Tensor, n: int
     ) -> Tensor:
         if of_base is not None:
-            tails = torch.tensor([1e-13, 1e-10, 1e-7, 1e-5, 1e-3], dtype=torch.float64)
-            middle = torch.linspace(0.02, 0.98, 13, dtype=torch.float64)
-            u = torch.cat([tails, middle, 1 - tails.flip(0)]).expand(n, -1)
-            edges = of_base.ppf(u, ROUGH_EDGES)
-            return edges.cummax(1).values
+            return of_base.spread(N_CELLS)
         low, high = self._bounds(entry)
         values = reference.double()
         width = float((values.max() - values.min()).clamp_min(1e-3))
