@@ -123,6 +123,11 @@ class NormalMixtures:
         return (self.log_weight.exp() * self.means).sum(1)
 
     @property
+    def mean_error(self) -> Tensor:
+        """Standard errors of the means, (n,): none."""
+        return torch.zeros_like(self.mean)
+
+    @property
     def std(self) -> Tensor:
         """Standard deviations, (n,)."""
         off = (self.means - self.mean[:, None]).square() + self.scales.square()

@@ -218,21 +218,24 @@ class Joint(NamedTuple):
 
     def levels(
         self, x: Tensor, known: Tensor, entries: slice, generator: torch.Generator
-    ) -> tuple[Tensor, str]:
+    ) -> tuple[Tensor, Tensor, str]:
         """Log-probabilities of the levels of a column, (n, k), given the other known entries.
 
-        Also how they were found. Levels of bits are 0 and 1.
+        Also their standard errors before they are normalised, and how they were found. Levels of
+        bits are 0 and 1.
         """
         states = states_of_column(entries.stop - entries.start).to(x)
         found = torch.empty(len(x), len(states), dtype=torch.float64, device=x.device)
-        here = _with(known, entries)
+        error, here = torch.zeros_like(found), _with(known, entries)
         for some in blocks_of_rows(len(x), len(states) * x.shape[1]):
             rows = x[some].repeat_interleave(len(states), 0)
             rows[:, entries] = states.repeat(len(some), 1)
             mask = here[some].repeat_interleave(len(states), 0)
-            found[some] = self.log_sums(rows, mask, generator).value.view(len(some), -1)
+            sums = self.log_sums(rows, mask, generator)
+            found[some] = sums.value.view(len(some), -1)
+            error[some] = sums.std_error.view(len(some), -1)
         exact = bool(self._rows_with_exact_sums(x, here).all())
-        return found.log_softmax(1), "exact" if exact else "sampling"
+        return found.log_softmax(1), error, "exact" if exact else "sampling"
 
     def _rows_with_exact_sums(self, x: Tensor, known: Tensor) -> Tensor:
         """Which sums over the missing entries of rows are exact, (n,)."""
@@ -286,6 +289,7 @@ class Joint(NamedTuple):
             for rows in blocks_of_index(numbers[:, 0], CHUNK // ROWS):
                 of_rows = self.base_column(x[rows], others[rows], entry, tolerance)
                 one = _Column(x[rows], others[rows], entry, of_rows)
+                found: NumberDistribution
                 if self.energy is None and of_rows is not None:
                     found, method = of_rows, "exact"
                 elif is_exact:
@@ -294,7 +298,8 @@ class Joint(NamedTuple):
                     found, method = self._number_by_draws(one, generator), "sampling"
                 parts.append((rows, found))
                 methods.add(method)
-        return parts[0][1] if len(parts) == 1 else ByRows(parts), max(methods, default="exact")
+        method = max(methods)  # the least exact one, which is the last of the alphabet
+        return parts[0][1] if len(parts) == 1 else ByRows(parts), method
 
     def _number_in_cells(
         self, column: _Column, reference: Tensor, tolerance: float

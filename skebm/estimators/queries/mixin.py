@@ -189,7 +189,7 @@ class QueriesMixin(metaclass=abc.ABCMeta):
         Returns
         -------
         ColumnConditional
-            With ``mean()``, ``std()``, ``mode()``, ``pdf(x)``, ``cdf(x)``, ``ppf(q)``,
+            With ``mean()``, ``mean_error()``, ``std()``, ``mode()``, ``pdf(x)``, ``cdf(x)``, ``ppf(q)``,
             ``interval(confidence)`` and ``rvs(size)``, as SciPy's distributions. Its ``method``
             says whether it is exact, by quadrature, or from draws.
         """
@@ -210,8 +210,9 @@ class QueriesMixin(metaclass=abc.ABCMeta):
                 centre, scale = float(block.units.centre[at]), float(block.units.scale[at])
                 return NumberConditional(name, found, centre, scale, method)
             _check_no_one_hot(block)
-            log_p, method = joint.levels(torch.where(known, x, 0.0), known, place, generator)
-        return LevelConditional(name, self._levels(j, place), log_p.exp().cpu().numpy(), method)
+            parts = joint.levels(torch.where(known, x, 0.0), known, place, generator)
+        p, error = parts[0].exp().cpu().numpy(), parts[1].cpu().numpy()
+        return LevelConditional(name, self._levels(j, place), p, parts[2], error)
 
     def predict_column(self, X: Any, column: str | int) -> np.ndarray:
         """Prediction of a column from the known entries of the others.

@@ -70,6 +70,11 @@ class CellDensities:
         return self._moment(lambda x: x)
 
     @property
+    def mean_error(self) -> Tensor:
+        """Standard errors of the means, (n,): none."""
+        return torch.zeros_like(self.mean)
+
+    @property
     def std(self) -> Tensor:
         """Standard deviations, (n,)."""
         mean = self.mean[:, None, None]
