@@ -23,6 +23,7 @@ from skebm.base.torchtools import distinct_masks
 from skebm.distributions import Distribution, GaussianMixture
 from skebm.distributions._fitting import draw_index
 from skebm.distributions.conditionals.column import NormalMixtures
+from skebm.distributions.stack import with_broad_part
 from skebm.estimators.queries.columns import ByRows, NumberDistribution, WeightedDraws
 from skebm.estimators.queries.quadrature import CellDensities, density_in_cells
 from skebm.partition.given import LogZGiven
@@ -36,6 +37,8 @@ N_DRAWS, MAX_ERROR = (200, 1000, 5000), 0.05
 MOST_DRAWS = 4_000_000
 # Components at most of the mixture that stands in for a base without conditionals.
 N_COMPONENTS = 10
+# Weight of its broad component.
+BROAD_SHARE = 0.1
 # First cells of the density of a number, and rows whose densities are found together.
 N_CELLS, ROWS = 8, 500
 # Weight of components of a base that are left out of quadrature, relative to its tolerance.
@@ -371,8 +374,9 @@ class Joint(NamedTuple):
     def _plain_edges(
         self, of_base: NormalMixtures | None, entry: int, reference: Tensor, n: int
     ) -> Tensor:
-        if of_base is not None:
-            return of_base.spread(N_CELLS)
+        near = None if of_base is None else of_base.spread(N_CELLS).double()
+        if near is not None and self.correction is not None:
+            return near
         low, high = self._bounds(entry)
         values = reference.double()
         width = float((values.max() - values.min()).clamp_min(1e-3))
@@ -380,8 +384,11 @@ class Joint(NamedTuple):
         inner = torch.linspace(float(values.min()), float(values.max()), 17, dtype=torch.float64)
         edges = torch.cat([inner[0] - steps, inner, inner[-1] + steps.flip(0)]).clamp(low, high)
         ends = [edge for edge in (low, high) if math.isfinite(edge)]
-        edges = torch.cat([edges, edges.new_tensor(ends)]).sort().values
-        return edges.expand(n, -1)
+        edges = torch.cat([edges, edges.new_tensor(ends)]).sort().values.expand(n, -1)
+        # The model may be where a distribution that stands in for its base is not.
+        return (
+            edges if near is None else torch.cat([edges, near.clamp(low, high)], 1).sort(1).values
+        )
 
     def _bounds(self, entry: int) -> tuple[float, float]:
         """Smallest and largest value of an entry."""
@@ -426,11 +433,15 @@ class _Column(NamedTuple):
     of_base: NormalMixtures | None
 
 
-def mixture_near(x: Tensor) -> GaussianMixture:
-    """A mixture of normals fitted to rows of a model whose base has no conditionals."""
+def mixture_near(x: Tensor) -> Distribution:
+    """A mixture of normals fitted to rows of a model whose base has no conditionals.
+
+    Its broad component bounds what rows of the model are more likely than by it.
+    """
     size = max(1, min(N_COMPONENTS, len(x) // (5 * x.shape[1])))
-    generator = torch.Generator().manual_seed(0)
-    return GaussianMixture.fit(x.double(), None, size, generator=generator)
+    generator, weight = torch.Generator().manual_seed(0), torch.ones(len(x), dtype=torch.float64)
+    found = GaussianMixture.fit(x.double(), weight, size, generator=generator)
+    return with_broad_part(found, x.double(), weight, BROAD_SHARE)
 
 
 def states_of_column(width: int) -> Tensor:

@@ -189,9 +189,9 @@ class QueriesMixin(metaclass=abc.ABCMeta):
         Returns
         -------
         ColumnConditional
-            With ``mean()``, ``mean_error()``, ``std()``, ``mode()``, ``pdf(x)``, ``cdf(x)``, ``ppf(q)``,
-            ``interval(confidence)`` and ``rvs(size)``, as SciPy's distributions. Its ``method``
-            says whether it is exact, by quadrature, or from draws.
+            With ``mean()``, ``mean_error()``, ``std()``, ``mode()``, ``pdf(x)``, ``cdf(x)``,
+            ``ppf(q)``, ``interval(confidence)`` and ``rvs(size)``, as SciPy's distributions. Its
+            ``method`` says whether it is exact, by quadrature, or from draws.
         """
         return self._conditional(X, column, PRECISE)
 

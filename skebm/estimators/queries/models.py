@@ -114,7 +114,11 @@ class ModelQueriesMixin(QueriesMixin, OfModel):
         domain, like = energy.domain, next(energy.parameters())
         if has_uniform(domain) and not isinstance(base, Distribution):
             return Uniform(domain, like.dtype, like.device)
-        return mixture_near(self._query_reference()).to(like.device, like.dtype)
+        near = self._query_reference()
+        if isinstance(base, Distribution):  # a flow may be far from the rows
+            generator = torch.Generator(like.device).manual_seed(0)
+            near = torch.cat([near, base.sample(len(near), generator).to(near)])
+        return mixture_near(near).to(like.device, like.dtype)
 
     def _query_input(self, X: Any) -> Any:
         return self._validate(X, ensure_all_finite="allow-nan")
