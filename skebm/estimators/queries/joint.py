@@ -197,19 +197,47 @@ class Joint(NamedTuple):
         if self.energy is None:
             mean: Tensor = self.base.given(Clamp(known, x)).mean
             return mean
-        found = torch.empty_like(x)
-        left = torch.ones(len(x), dtype=torch.bool)
+        found = self.expectations(x, known, lambda rows: rows, x.shape[1], generator)
+        return torch.where(known, x, found.to(x))
+
+    def expectations(
+        self,
+        x: Tensor,
+        known: Tensor,
+        of_rows: Callable[[Tensor], Tensor],
+        width: int,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Expectations of functions of rows given their known entries, (n, width), in float64.
+
+        Sums over completions where these are few, and otherwise means of weighted draws.
+
+        Parameters
+        ----------
+        x : Tensor of shape (n, d)
+        known : Tensor of shape (n, d), bool
+        of_rows : callable
+            ``of_rows(x (N, d)) -> (N, width)``.
+        width : int
+        generator : torch.Generator
+        """
+        found = torch.empty(len(x), width, dtype=torch.float64, device=x.device)
+        left = torch.ones(len(x), dtype=torch.bool, device=x.device)
+
+        def put(rows: Tensor, full: Tensor, log_weight: Tensor) -> None:
+            values = of_rows(full).double().view(*log_weight.shape, width)
+            found[rows] = torch.einsum("nm,nmd->nd", log_weight.softmax(1), values)
+
         for rows, states in few_completions(known, self.groups, self.is_real):
             left[rows] = False
             for some in blocks_of_rows(len(rows), len(states) * x.shape[1]):
                 at = rows[some]
                 full = _with_states(x[at], known[at[0]], states)
-                weight = self.log_density(full).view(len(at), -1).softmax(1)
-                found[at] = torch.einsum("nm,nmd->nd", weight.to(x), full.view(*weight.shape, -1))
+                put(at, full, self.log_density(full).view(len(at), -1))
         for index in blocks_of_index(left.nonzero()[:, 0], N_DRAWS[1] * x.shape[1]):
             drawn, log_w = self.weighted_draws(x[index], known[index], N_DRAWS[1], generator)
-            found[index] = torch.einsum("nm,nmd->nd", log_w.softmax(1).to(x), drawn)
-        return torch.where(known, x, found)
+            put(index, drawn.flatten(0, 1), log_w)
+        return found
 
     def modes(self, mean: Tensor, known: Tensor) -> Tensor:
         """Rows with the more probable value of bits in place of their means."""

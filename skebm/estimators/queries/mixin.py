@@ -94,7 +94,7 @@ class QueriesMixin(metaclass=abc.ABCMeta):
     def _sums_of(self, x: Tensor) -> LogZGiven:
         """Log of the sum of exp(-E) over missing entries, in the units of the energy."""
         known = ~x.isnan()
-        return self._joint().log_sums(x, known, _own_generator(x))
+        return self._joint().log_sums(x, known, own_generator(x))
 
     # ---------------------------------------------------------------- marginals
 
@@ -200,7 +200,7 @@ class QueriesMixin(metaclass=abc.ABCMeta):
         j = self._one_column(column)
         x = self._rows_with_holes(X)
         block, place = self._query_table.entries_of(j)
-        joint, known, generator = self._joint(), ~x.isnan(), _own_generator(x)
+        joint, known, generator = self._joint(), ~x.isnan(), own_generator(x)
         name = self._name_of(j)
         with torch.no_grad():
             if isinstance(block, NumberBlock):
@@ -238,7 +238,7 @@ class QueriesMixin(metaclass=abc.ABCMeta):
             x = self._rows_with_holes(X)
             x[:, place] = torch.nan
             at, known = block.columns.index(j), ~x.isnan()
-            mean = joint.means(x.nan_to_num(), known, _own_generator(x))[:, place.start]
+            mean = joint.means(x.nan_to_num(), known, own_generator(x))[:, place.start]
             found_mean: np.ndarray = mean.numpy() * block.units.scale[at] + block.units.centre[at]
             return found_mean
         found = self._conditional(X, column, ROUGH)
@@ -452,7 +452,7 @@ class QueriesMixin(metaclass=abc.ABCMeta):
         return codes
 
 
-def _own_generator(x: Tensor) -> torch.Generator:
+def own_generator(x: Tensor) -> torch.Generator:
     """A generator of a fixed seed: a question has one answer."""
     return torch.Generator(x.device).manual_seed(0)
 
