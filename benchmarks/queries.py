@@ -2,7 +2,8 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.queries --data PATH [--parts regression ...] [--json F]
 
-PATH holds `uci/wine.npz` and `adbench/<set>.npz` (normal rows); other tables are scikit-learn's.
+PATH holds `uci/wine.npz`, `tabular/<set>.npz` and `adbench/<set>.npz` (normal rows); others are
+scikit-learn's.
 Protocol: at most 1,500 rows are fitted and 500 others scored, three random splits; settings of ours
 are defaults, which were not chosen on these sets.
 
@@ -10,8 +11,10 @@ are defaults, which were not chosen on these sets.
 the mean over 19 quantiles of twice the pinball loss, RMSE and CRPS in standard deviations of y; NLL
 is of p(y given x) in nats; coverage is that of 90 % intervals (ours with `conformal=0.25` after the
 stroke). Peers: `HistGradientBoostingRegressor(loss="quantile")` for each quantile, linear
-regression with normal errors, and 20 nearest neighbours' quantiles. `missing`: the same with 30 %
-of the entries of X missing in new rows alone; the trees see NaN, the others the training means.
+regression with normal errors, and 20 nearest neighbours' quantiles; where they are installed,
+NGBoost (normal distributions) and a quantile forest (leaves of five rows). `missing`: the same with
+30 % of the entries of X missing in new rows alone; the trees of quantiles see NaN, the others the
+training means.
 
 `classification`: log loss and accuracy of `DensityClassifier()`.
 
@@ -39,6 +42,7 @@ standard errors: of marginals, of means of a column and of means of 400 draws.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -97,6 +101,9 @@ def regression_sets(data: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     X = load_breast_cancer().data[:, :10]
     yield "breast cancer, area", np.delete(X, [0, 2, 3], 1), X[:, 3]
     yield "wine, proline", *np.split(load_wine().data, [12], 1)
+    for name in ("banknote", "phoneme"):
+        found = np.load(data / "tabular" / f"{name}.npz")["X"].astype(float)
+        yield f"{name}, last", found[:, :-1], found[:, -1]
     for path in sorted((data / "adbench").glob("*.npz")):
         if path.stem.split("_")[-1] in ("cardio", "PageBlocks", "mammography"):
             found = np.load(path)
@@ -163,7 +170,39 @@ def by_neighbours(X: np.ndarray, y: np.ndarray) -> Callable[[np.ndarray], np.nda
     return quantiles
 
 
+def by_boosted_normals(X: np.ndarray, y: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    from ngboost import NGBRegressor
+
+    means = X.mean(0)
+    model = NGBRegressor(verbose=False, random_state=0).fit(X, y)
+
+    def quantiles(new: np.ndarray) -> np.ndarray:
+        normal = model.pred_dist(np.where(np.isnan(new), means, new))
+        return np.stack([normal.ppf(q) for q in Q], 1)
+
+    return quantiles
+
+
+def by_forest(X: np.ndarray, y: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    from quantile_forest import RandomForestQuantileRegressor
+
+    means = X.mean(0)
+    kind: dict[str, Any] = {"min_samples_leaf": 5, "random_state": 0}
+    model = RandomForestQuantileRegressor(**kind).fit(X, y)
+
+    def quantiles(new: np.ndarray) -> np.ndarray:
+        filled = np.where(np.isnan(new), means, new)
+        found: np.ndarray = model.predict(filled, quantiles=Q.tolist())
+        return found
+
+    return quantiles
+
+
 PEERS = {"trees": by_trees, "line": by_line, "20 neighbours": by_neighbours}
+if importlib.util.find_spec("ngboost") is not None:
+    PEERS["NGBoost"] = by_boosted_normals
+if importlib.util.find_spec("quantile_forest") is not None:
+    PEERS["quantile forest"] = by_forest
 
 
 def regression(data: Path) -> list[dict[str, Any]]:

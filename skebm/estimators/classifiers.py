@@ -198,18 +198,20 @@ class ProbabilisticClassifierMixin(ClassifierMixin, ModelQueriesMixin, Partition
         """Logits of validated rows."""
 
     @abc.abstractmethod
-    def _log_shares(self, x: Tensor) -> Tensor:
+    def _log_class_proba(self, x: Tensor) -> Tensor:
         """log p(y | x) of rows of the energy, (n, n_classes)."""
 
-    def _log_shares_of_known(self, x: Tensor, generator: torch.Generator) -> Tensor:
+    def _log_class_proba_of_known(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """The same of rows with missing entries, nan."""
         known = ~x.isnan()
 
-        def shares(rows: Tensor) -> Tensor:
-            return self._log_shares(rows).exp()
+        def probabilities(rows: Tensor) -> Tensor:
+            return self._log_class_proba(rows).exp()
 
         x = torch.where(known, x, 0.0)
-        return self._joint().expectations(x, known, shares, len(self.classes_), generator).log()
+        return (
+            self._joint().expectations(x, known, probabilities, len(self.classes_), generator).log()
+        )
 
     @raises_interrupt
     @atomic
@@ -324,8 +326,8 @@ class ProbabilisticClassifierMixin(ClassifierMixin, ModelQueriesMixin, Partition
         index = (~complete).nonzero().ravel()
         x = torch.where(known[index], rows.take(index), torch.nan)
         with torch.no_grad():
-            shares = self._log_shares_of_known(x, own_generator(x))
-        found[index.cpu().numpy()] = shares.log_softmax(1).cpu().numpy()
+            logs = self._log_class_proba_of_known(x, own_generator(x))
+        found[index.cpu().numpy()] = logs.log_softmax(1).cpu().numpy()
         return found
 
     def decision_function(self, X: Any) -> np.ndarray:

@@ -577,7 +577,7 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
         found = found - (1 - self.power_) * found.logsumexp(1, keepdim=True)
         return self._recipe.table.check_finite(found.numpy(), rows, "the logits")
 
-    def _log_shares(self, x: Tensor) -> Tensor:
+    def _log_class_proba(self, x: Tensor) -> Tensor:
         with sampling(energy := self._energy_of_net):
             return logits_of(energy, x).log_softmax(1)
 

@@ -358,12 +358,12 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
         found = rows.map(energy.class_logits, energy.domain.n_columns)
         return np.asarray(found.double().numpy())
 
-    def _log_shares(self, x: Tensor) -> Tensor:
+    def _log_class_proba(self, x: Tensor) -> Tensor:
         return self._energy_of_net.log_class_proba(x)
 
-    def _log_shares_of_known(self, x: Tensor, generator: torch.Generator) -> Tensor:
+    def _log_class_proba_of_known(self, x: Tensor, generator: torch.Generator) -> Tensor:
         if self.density_ == "base":
-            return super()._log_shares_of_known(x, generator)
+            return super()._log_class_proba_of_known(x, generator)
         energy, known, groups = self._energy_of_net, ~x.isnan(), self._recipe.table.groups
         parts = []
         for k in range(energy.n_classes):
