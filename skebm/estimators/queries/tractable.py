@@ -69,6 +69,9 @@ MOST_ROWS, MOST_WORK = 5000, 4e8
 # Completions of rows with missing entries whose distributions are averaged: one is off by up to a
 # nat a row by its draws.
 N_COMPLETIONS = 3
+# Largest factor of covariances that draw missing entries: with 4 in place of 2, errors of means
+# were 0.978 in place of 0.898 on mammography, of heavy tails; coverage on redwine 0.87 and 0.89.
+MOST_WIDENING = 2.0
 # Draws that stand in for training rows where a density is looked for.
 N_REFERENCE = 1000
 # Rows that are scored at a time, a multiple of those of a chunk.
@@ -547,9 +550,8 @@ def widened(q: Distribution, weight: Tensor) -> Distribution:
     Within a component of m rows, an entry has a regression on the d other ones, whose variance is
     too small by :math:`(m - d) / m` for these rows and by :math:`m / (m + d)` for other ones. Draws
     of missing entries from it are nearer to each other than to what is true. The ratio of both is
-    taken twice, as components are also where these rows are: of four tables, chosen for this, 90 %
-    intervals then held 88 to 90 % of the missing entries, and 77 to 87 % if it was taken once. The
-    prior of a fit is worth d + 2 rows.
+    taken twice, as components are also where these rows are, and is at most `MOST_WIDENING`, as
+    components of few rows would else be everywhere. The prior of a fit is worth d + 2 rows.
 
     References
     ----------
@@ -562,7 +564,8 @@ def widened(q: Distribution, weight: Tensor) -> Distribution:
         return q
     d = q.means.shape[1]
     m = q.weights * (weight.sum().square() / weight.square().sum()) + d + 2
-    covariances = (q.scale_tril @ q.scale_tril.mT) * ((m + d) / (m - d)).square()[:, None, None]
+    factor = ((m + d) / (m - d)).square().clamp(max=MOST_WIDENING)
+    covariances = (q.scale_tril @ q.scale_tril.mT) * factor[:, None, None]
     return GaussianMixture(q.weights, q.means, covariances)
 
 
