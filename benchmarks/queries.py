@@ -2,7 +2,8 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.queries --data PATH [--parts regression ...] [--json F]
 
-PATH holds `uci/wine.npz` and `adbench/<set>.npz` (normal rows); other tables are scikit-learn's.
+PATH holds `uci/wine.npz`, `tabular/<set>.npz` and `adbench/<set>.npz` (normal rows); others are
+scikit-learn's.
 Protocol: at most 1,500 rows are fitted and 500 others scored, three random splits; settings of ours
 are defaults, which were not chosen on these sets.
 
@@ -10,26 +11,38 @@ are defaults, which were not chosen on these sets.
 the mean over 19 quantiles of twice the pinball loss, RMSE and CRPS in standard deviations of y; NLL
 is of p(y given x) in nats; coverage is that of 90 % intervals (ours with `conformal=0.25` after the
 stroke). Peers: `HistGradientBoostingRegressor(loss="quantile")` for each quantile, linear
-regression with normal errors, and 20 nearest neighbours' quantiles. `missing`: the same with 30 %
-of the entries of X missing in new rows alone; the trees see NaN, the others the training means.
+regression with normal errors, and 20 nearest neighbours' quantiles; where they are installed,
+NGBoost (normal distributions) and a quantile forest (leaves of five rows). `missing`: the same with
+30 % of the entries of X missing in new rows alone; the trees of quantiles see NaN, the others the
+training means.
 
 `classification`: log loss and accuracy of `DensityClassifier()`.
 
 `imputation`: 20 and 50 % of the entries of all rows missing at random; RMSE of the missing ones in
-standard deviations of their columns, transductive; coverage of 90 % intervals from 20 draws.
+standard deviations of their columns, transductive; coverage of 90 % intervals from 40 draws.
+
+`mixed_imputation`: the same of six tables of numbers and a category, the class of each row, also
+with entries that are missing more often where the first column, which is known, is large; RMSE of
+numbers and accuracy of the category. Peers see an indicator of each level.
 
 `incomplete`: held-out nats of `TractableDensity` fitted to rows with 20 % missing entries, less
 those of one fitted to the complete rows alone, and to rows imputed by column means; with the
 standard error over rows.
 
 `cost`: CPU seconds of `predict_column` and `quantile` for 10,000 rows of 10 columns, complete and
-with 30 % of the entries missing, after a fit to 1,500 rows of two bent clusters; those of the
-neural density are measured on 300 rows and multiplied.
+with 30 % of the entries missing, after a fit to 1,500 rows of two bent clusters; those of
+neural densities and of trees are measured on 300 rows and multiplied.
+
+`calibration`: answers of small random models of each family against sums over all states and
+quadrature of `score_samples`: largest error of those that are exact (log-likelihoods in nats, means
+in standard deviations, or one if that is more), and the root mean square of the others in their
+standard errors: of marginals, of means of a column and of means of 400 draws.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -37,6 +50,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+from scipy.special import logsumexp, softmax
+from sklearn.base import is_classifier
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_iris, load_wine
 from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
@@ -51,11 +67,24 @@ from sklearn.preprocessing import StandardScaler
 
 from benchmarks._common import table, write
 from skebm import (
+    BoltzmannMachineDensity,
+    BoostedDensity,
+    ContrastiveDivergenceDensity,
+    DeepBoltzmannMachine,
     DensityClassifier,
     DensityRegressor,
+    FlowContrastiveDensity,
+    JEMClassifier,
+    NCEDensity,
+    ProductOfDensities,
+    RBMClassifier,
+    RBMEstimator,
     ScoreMatchingDensity,
+    SpikeSlabRBM,
+    SubspaceRBM,
     TractableDensity,
 )
+from skebm.energies import MLP
 
 Q = np.arange(1, 20) / 20
 N_TRAIN, N_TEST, N_SPLITS = 1500, 500, 3
@@ -72,6 +101,9 @@ def regression_sets(data: Path) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     X = load_breast_cancer().data[:, :10]
     yield "breast cancer, area", np.delete(X, [0, 2, 3], 1), X[:, 3]
     yield "wine, proline", *np.split(load_wine().data, [12], 1)
+    for name in ("banknote", "phoneme"):
+        found = np.load(data / "tabular" / f"{name}.npz")["X"].astype(float)
+        yield f"{name}, last", found[:, :-1], found[:, -1]
     for path in sorted((data / "adbench").glob("*.npz")):
         if path.stem.split("_")[-1] in ("cardio", "PageBlocks", "mammography"):
             found = np.load(path)
@@ -138,7 +170,39 @@ def by_neighbours(X: np.ndarray, y: np.ndarray) -> Callable[[np.ndarray], np.nda
     return quantiles
 
 
+def by_boosted_normals(X: np.ndarray, y: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    from ngboost import NGBRegressor
+
+    means = X.mean(0)
+    model = NGBRegressor(verbose=False, random_state=0).fit(X, y)
+
+    def quantiles(new: np.ndarray) -> np.ndarray:
+        normal = model.pred_dist(np.where(np.isnan(new), means, new))
+        return np.stack([normal.ppf(q) for q in Q], 1)
+
+    return quantiles
+
+
+def by_forest(X: np.ndarray, y: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    from quantile_forest import RandomForestQuantileRegressor
+
+    means = X.mean(0)
+    kind: dict[str, Any] = {"min_samples_leaf": 5, "random_state": 0}
+    model = RandomForestQuantileRegressor(**kind).fit(X, y)
+
+    def quantiles(new: np.ndarray) -> np.ndarray:
+        filled = np.where(np.isnan(new), means, new)
+        found: np.ndarray = model.predict(filled, quantiles=Q.tolist())
+        return found
+
+    return quantiles
+
+
 PEERS = {"trees": by_trees, "line": by_line, "20 neighbours": by_neighbours}
+if importlib.util.find_spec("ngboost") is not None:
+    PEERS["NGBoost"] = by_boosted_normals
+if importlib.util.find_spec("quantile_forest") is not None:
+    PEERS["quantile forest"] = by_forest
 
 
 def regression(data: Path) -> list[dict[str, Any]]:
@@ -246,6 +310,88 @@ def imputation(data: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def mixed_sets(data: Path) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Frames of numbers and a category, the class of each row."""
+    for name, load in (
+        ("iris", load_iris),
+        ("wine", load_wine),
+        ("breast cancer", load_breast_cancer),
+    ):
+        X, y = load(return_X_y=True)
+        yield name, frame_of(X[:, :10], y)
+    wine = np.load(data / "uci" / "wine.npz")["redwine"].astype(float)
+    yield "redwine, quality", frame_of(wine[:, :11], wine[:, 11].astype(int))
+    for name in ("banknote", "wheat_seeds"):
+        found = np.load(data / "tabular" / f"{name}.npz")
+        yield name, frame_of(found["X"].astype(float), found["y"].astype(int))
+
+
+def frame_of(X: np.ndarray, y: np.ndarray) -> pd.DataFrame:
+    """At most 1,000 standardised rows, and their class as text."""
+    order = np.random.RandomState(0).permutation(len(X))[:1000]
+    X = (X - X.mean(0)) / X.std(0)
+    frame = pd.DataFrame(X[order], columns=[f"x{j}" for j in range(X.shape[1])])
+    return frame.assign(kind=[f"level {k}" for k in y[order]])
+
+
+def holes_at(frame: pd.DataFrame, share: float, how: str) -> np.ndarray:
+    """Entries that are missing: at random (MCAR), or more often where column 0 is large (MAR)."""
+    random = np.random.RandomState(1)
+    p = np.full(len(frame), share)
+    if how == "MAR":
+        rank = frame.iloc[:, 0].rank().to_numpy() / len(frame)
+        p = share * (0.5 + rank)
+    lost = random.random_sample(frame.shape) < p[:, None]
+    lost[np.arange(len(lost)), random.randint(1, lost.shape[1], len(lost))] = False
+    if how == "MAR":
+        lost[:, 0] = False
+    return lost
+
+
+def by_peers(holes: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Frames filled in by scikit-learn's imputers, with indicators of the levels as numbers."""
+    levels = sorted(holes["kind"].dropna().unique())
+    numbers = holes.drop(columns="kind").to_numpy()
+    one_hot = np.stack([(holes["kind"] == level) for level in levels], 1).astype(float)
+    one_hot[holes["kind"].isna()] = np.nan
+    # All of them add up to one: regressions on the others would stay where they start.
+    both = np.hstack([numbers, one_hot[:, 1:]])
+    for name, imputer in (
+        ("iterative", IterativeImputer(random_state=0)),
+        ("neighbours", KNNImputer()),
+        ("most frequent", SimpleImputer()),
+    ):
+        filled = imputer.fit_transform(both)
+        d = numbers.shape[1]
+        frame = pd.DataFrame(filled[:, :d], columns=holes.columns[:d])
+        rest = np.hstack([1 - filled[:, d:].sum(1, keepdims=True), filled[:, d:]])
+        yield name, frame.assign(kind=np.array(levels)[rest.argmax(1)])
+
+
+def mixed_imputation(data: Path) -> list[dict[str, Any]]:
+    """One row for each set, share and mechanism."""
+    rows = []
+    for name, frame in mixed_sets(data):
+        for share, how in ((0.2, "MCAR"), (0.2, "MAR"), (0.5, "MCAR"), (0.5, "MAR")):
+            lost = holes_at(frame, share, how)
+            holes = frame.mask(lost)
+            model = TractableDensity(random_state=0).fit(holes)
+            made = [("ours", model.impute(holes, 0, how="mean")), *by_peers(holes)]
+            row: dict[str, Any] = {"set": name, "missing": f"{share:.0%}, {how}"}
+            truth, numbers = frame.to_numpy()[:, :-1].astype(float), lost[:, :-1]
+            for key, filled in made:
+                off = filled.to_numpy()[:, :-1].astype(float) - truth
+                right = (filled["kind"].to_numpy() == frame["kind"].to_numpy())[lost[:, -1]]
+                error = np.sqrt(np.mean(off[numbers] ** 2))
+                row[key] = f"{error:.3f} / {right.mean():.3f}"
+            draws = [d.to_numpy()[:, :-1].astype(float) for d in model.impute(holes, 0, n_draws=40)]
+            low, high = np.quantile(np.stack(draws), [0.05, 0.95], axis=0)
+            row["coverage"] = f"{((low <= truth) & (truth <= high))[numbers].mean():.3f}"
+            rows.append(row)
+            print(row, flush=True)
+    return rows
+
+
 def incomplete(data: Path) -> list[dict[str, Any]]:
     """One row for each set."""
     rows = []
@@ -279,7 +425,8 @@ def cost(data: Path) -> list[dict[str, Any]]:
     X += np.where(random.random_sample((len(X), 1)) < 0.5, 2.0, -2.0)
     X[:, 1::2] += X[:, ::2] ** 2 / 4
     rows = []
-    for kind, n in ((TractableDensity, 10_000), (ScoreMatchingDensity, 300)):
+    asked_of = ((TractableDensity, 10_000), (ScoreMatchingDensity, 300), (BoostedDensity, 300))
+    for kind, n in asked_of:
         new = X[N_TRAIN : N_TRAIN + n]
         started = time.process_time()
         model = kind(random_state=0).fit(X[:N_TRAIN])
@@ -300,12 +447,176 @@ def cost(data: Path) -> list[dict[str, Any]]:
     return rows
 
 
+BITS, NUMBERS, N_MODELS, N_DRAWS = 5, 3, 10, 400
+ASKED = ("exact", "marginals", "means", "draws")
+# Asked rows, and draws of each; ends of numbers whose densities are integrated.
+N_ASKED = 3
+ENDS = (-25.0, 25.0)
+# Standard errors of less are none: draws of a model that is its base have equal weights.
+LEAST_ERROR = 1e-9
+
+
+def calibrated_models(seed: int) -> Iterator[tuple[str, str, Any]]:
+    """Kinds of rows, names and untrained models, which are small."""
+    few: dict[str, Any] = {"n_iter": 10, "random_state": seed, "dtype": "float64"}
+    small = few | {"network": MLP((8,))}
+    boltzmann = BoltzmannMachineDensity(l2=0.01, random_state=seed, dtype="float64")
+    yield "bits", "BoltzmannMachineDensity", boltzmann
+    yield "bits", "ContrastiveDivergenceDensity", ContrastiveDivergenceDensity(**small)
+    yield "bits", "DeepBoltzmannMachine", DeepBoltzmannMachine((3, 2), **few)
+    yield "bits", "NCEDensity", NCEDensity(**small)
+    yield "bits", "RBMClassifier", RBMClassifier(3, objective="hybrid", **few)
+    yield "bits", "RBMEstimator", RBMEstimator(3, **few)
+    yield "bits", "SubspaceRBM", SubspaceRBM(2, 2, **few)
+    yield "bits", "TractableDensity, frames", TractableDensity(random_state=seed)
+    yield "numbers", "BoostedDensity", BoostedDensity("gaussian", **few)
+    flow = FlowContrastiveDensity(flow="maf", n_flow_steps=3, **small | {"n_iter": 1})
+    yield "numbers", "FlowContrastiveDensity", flow
+    yield "numbers", "JEMClassifier", JEMClassifier(**small)
+    yield "numbers", "ProductOfDensities", ProductOfDensities(random_state=seed)
+    yield "numbers", "ScoreMatchingDensity", ScoreMatchingDensity(**small)
+    yield "numbers", "SpikeSlabRBM", SpikeSlabRBM(2, **few)
+    yield "numbers", "TractableDensity", TractableDensity(random_state=seed)
+    yield "mixed", "TractableDensity", TractableDensity(random_state=seed)
+    latent = RBMEstimator(3, base="latent-classes", **few)
+    yield "mixed", "RBMEstimator", latent
+
+
+def random_rows(kind: str, seed: int, n: int = 300) -> Any:
+    """Dependent bits or numbers, or a frame of three bits and a number."""
+    random = np.random.RandomState(seed)
+    score = random.normal(size=(n, 2)) @ random.normal(size=(2, BITS))
+    bits = (score + random.normal(size=(n, BITS)) > 0).astype(float)
+    numbers = random.normal(size=(n, NUMBERS)) @ random.normal(size=(NUMBERS, NUMBERS))
+    numbers[:, 1] += numbers[:, 0] ** 2 / 2
+    numbers /= numbers.std(0)
+    if kind == "numbers":
+        return numbers
+    if kind == "bits":
+        return bits
+    frame = pd.DataFrame(bits[:, :3] > 0, columns=["a", "b", "c"])
+    return frame.assign(size=score[:, 0] + bits[:, 0])
+
+
+def nodes_between(edges: np.ndarray, n_nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights of Gauss's rule in each of some cells."""
+    t, w = np.polynomial.legendre.leggauss(n_nodes)
+    half = np.diff(edges)[:, None] / 2
+    return (edges[:-1, None] + half * (1 + t)).ravel(), (half * w).ravel()
+
+
+def values_of(model: Any, kind: str, j: int, n_missing: int) -> tuple[np.ndarray, np.ndarray]:
+    """Values of a column and their weights in a sum or an integral."""
+    if kind == "bits" or kind == "mixed" and j < 3:
+        return np.array([0.0, 1.0]), np.ones(2)
+    if n_missing > 1:
+        return nodes_between(np.linspace(-12, 16, 29), 6)
+    edges = np.linspace(*ENDS, 501)
+    if getattr(model, "energy_", None) is not None and kind == "numbers":
+        units = model._query_table.entries_of(j)[0].units
+        jumps = model.energy_.discontinuities(j).numpy() * units.scale[j] + units.centre[j]
+        edges = np.unique(np.concatenate([edges, jumps]))
+    return nodes_between(edges, 8)
+
+
+def with_values(rows: Any, columns: list[int], values: np.ndarray) -> Any:
+    """A row as often as there are values (m, k) of its columns."""
+    if isinstance(rows, np.ndarray):
+        full = np.repeat(rows, len(values), 0)
+        full[:, columns] = values
+        return full
+    full = rows.loc[rows.index.repeat(len(values))].reset_index(drop=True)
+    for j, column in zip(columns, values.T, strict=True):
+        full.isetitem(j, column)
+    return full.astype({name: float if name == "size" else bool for name in full})
+
+
+def without(rows: Any, columns: list[int]) -> Any:
+    """Rows of which some columns are missing."""
+    if isinstance(rows, np.ndarray):
+        found = rows.copy()
+        found[:, columns] = np.nan
+        return found
+    found = rows.astype({name: float if name == "size" else object for name in rows})
+    for j in columns:
+        found.isetitem(j, np.full(len(found), np.nan if rows.columns[j] == "size" else None))
+    return found
+
+
+def calibration_of(kind: str, model: Any, seed: int) -> Iterator[tuple[str, float]]:
+    """Errors of exact answers, and those of others in standard errors, with what was asked."""
+    X = random_rows(kind, seed)
+    y = ((X[:, 0] > 0).astype(int),) if is_classifier(model) else ()
+    asked = X[:N_ASKED]
+    if kind == "bits" and isinstance(model, TractableDensity):
+        X, asked = (pd.DataFrame(part, columns=list("abcde")) > 0 for part in (X, asked))
+    model.fit(X, *y)
+    for columns in ([1], [1, 2], [0, 2, 3]):
+        if max(columns) >= np.shape(X)[1]:
+            continue
+        holes = without(asked, columns)
+        marginals = model.log_marginal(holes)
+        for i in range(N_ASKED if kind != "numbers" or len(columns) == 1 else 1):
+            axes = [values_of(model, kind, j, len(columns)) for j in columns]
+            grid = [np.meshgrid(*part, indexing="ij") for part in zip(*axes, strict=True)]
+            values, weights = (np.stack([a.ravel() for a in part], 1) for part in grid)
+            full = with_values(asked[i : i + 1], columns, values)
+            log_p = model.score_samples(full).astype(float) + np.log(weights).sum(1)
+            off = marginals.log_prob[i] - logsumexp(log_p)
+            if marginals.std_error[i] < LEAST_ERROR:
+                yield "exact", abs(off)
+            else:
+                yield "marginals", off / marginals.std_error[i]
+            yield from of_columns(model, holes[i : i + 1], columns, values, softmax(log_p), seed)
+
+
+def of_columns(
+    model: Any, row: Any, columns: list[int], values: np.ndarray, p: np.ndarray, seed: int
+) -> Iterator[tuple[str, float]]:
+    """The same of the columns of a row, given the other ones, and of draws."""
+    many = row.repeat(N_DRAWS, 0) if isinstance(row, np.ndarray) else pd.concat([row] * N_DRAWS)
+    drawn = np.asarray(model.impute(many, seed))[:, columns].astype(float)
+    for k, j in enumerate(columns):
+        mean = p @ values[:, k]
+        std = np.sqrt(p @ (values[:, k] - mean) ** 2)
+        if N_DRAWS * std**2 > 10:  # where means of draws are about normal
+            yield "draws", (drawn[:, k].mean() - mean) / std * N_DRAWS**0.5
+        found = model.conditional(row, j)
+        of_levels = getattr(found, "probabilities", None)
+        answer = found.mean()[0] if of_levels is None else of_levels[0, 1]
+        if found.mean_error()[0] > LEAST_ERROR:
+            yield "means", (answer - mean) / found.mean_error()[0]
+        else:
+            yield "exact", abs(answer - mean) / max(std, 1.0)
+
+
+def calibration(_: Path) -> list[dict[str, Any]]:
+    """One row for each density."""
+    errors: dict[str, dict[str, list[float]]] = {}
+    for seed in range(N_MODELS):
+        for kind, name, model in calibrated_models(seed):
+            found = errors.setdefault(f"{name}, {kind}", {key: [] for key in ASKED})
+            for key, value in calibration_of(kind, model, seed):
+                found[key].append(value)
+    rows = []
+    for name, found in errors.items():
+        row = {"density": name, "exact": f"{max(found['exact']):.1e}" if found["exact"] else ""}
+        for key in ASKED[1:]:
+            z = np.array(found[key])
+            row[f"z, {key}"] = f"{np.sqrt(np.mean(z**2)):.2f} ({len(z)})" if len(z) else ""
+        rows.append(row)
+        print(row, flush=True)
+    return rows
+
+
 PARTS = {
     "regression": regression,
     "classification": classification,
     "imputation": imputation,
+    "mixed_imputation": mixed_imputation,
     "incomplete": incomplete,
     "cost": cost,
+    "calibration": calibration,
 }
 
 

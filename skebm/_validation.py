@@ -252,11 +252,14 @@ def validate_data(estimator: Any, X: Any, **kwargs: Any) -> Any:
     except ValueError as error:
         reason = str(error).splitlines()[0]
         if reason.startswith("Input X contains NaN"):
+            new = not kwargs.get("reset", True) and hasattr(estimator, "log_marginal")
+            takes = [one for one in ("predict_proba", "score_samples") if hasattr(estimator, one)]
             raise ValueError(
                 f"Input X contains NaN{_in_column(X)}, and {name} takes complete rows. Fill "
                 f"missing entries in before, as by make_pipeline(TableEncoder(), {name}()) or the "
                 "imputers of scikit-learn, or by impute of RBMEstimator, which can be fitted to "
                 "such rows."
+                + (f" Of new rows they may be missing in {' and '.join(takes)}." if new else "")
             ) from error
         if reason.startswith("could not convert string to float"):
             raise ValueError(

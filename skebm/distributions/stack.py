@@ -330,7 +330,7 @@ class StackGiven(Given):
         known = [part for part in found if part is not None]
         if len(known) < len(found):
             return None
-        return NormalMixtures.together(known, self._shares.log()).without_small_weights()
+        return NormalMixtures.together(known, self._shares.log())
 
 
 # ------------------------------------------------------------------------------

@@ -10,10 +10,13 @@ import torch
 from scipy.special import log_softmax
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
+from torch import Tensor
 
-from skebm._validation import as_numbers, check_labels, fit_context, warn
+from skebm._validation import as_numbers, check_is_fitted, check_labels, fit_context, warn
 from skebm.base import DataWarning
 from skebm.estimators.base import BaseEBM, PartitionMixin, atomic, raises_interrupt
+from skebm.estimators.queries.mixin import own_generator
+from skebm.estimators.queries.models import ModelQueriesMixin
 from skebm.objectives.joint import UNKNOWN
 from skebm.training.rows import Rows
 from skebm.training.streams import table_and_labels
@@ -179,7 +182,7 @@ def with_copies_of_labelled(rows: Rows) -> Rows:
 # ------------------------------------------------------------------------------
 
 
-class ProbabilisticClassifierMixin(ClassifierMixin, PartitionMixin):
+class ProbabilisticClassifierMixin(ClassifierMixin, ModelQueriesMixin, PartitionMixin):
     """Fits to labels, and probabilities of rows and classes, of a classifier that has a density."""
 
     classes_: np.ndarray
@@ -193,6 +196,22 @@ class ProbabilisticClassifierMixin(ClassifierMixin, PartitionMixin):
     @abc.abstractmethod
     def _logits_of(self, rows: Rows) -> np.ndarray:
         """Logits of validated rows."""
+
+    @abc.abstractmethod
+    def _log_class_proba(self, x: Tensor) -> Tensor:
+        """log p(y | x) of rows of the energy, (n, n_classes)."""
+
+    def _log_class_proba_of_known(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """The same of rows with missing entries, nan."""
+        known = ~x.isnan()
+
+        def probabilities(rows: Tensor) -> Tensor:
+            return self._log_class_proba(rows).exp()
+
+        x = torch.where(known, x, 0.0)
+        return (
+            self._joint().expectations(x, known, probabilities, len(self.classes_), generator).log()
+        )
 
     @raises_interrupt
     @atomic
@@ -255,11 +274,19 @@ class ProbabilisticClassifierMixin(ClassifierMixin, PartitionMixin):
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Probability of each class, p(y | x), in the order of `classes_`.
+        r"""Probability of each class, p(y | x), in the order of `classes_`.
+
+        Of rows with missing entries it is that given the known ones,
+
+        .. math:: p(y \mid x_{known}) = E_{p(x_{missing} \mid x_{known})}\, p(y \mid x) ,
+
+        exact where few bits and levels are missing, and with few hidden units; otherwise from
+        weighted draws of the base or from chains.
 
         Parameters
         ----------
         X : array-like of shape (n_samples, n_features)
+            NaN marks missing entries.
 
         Returns
         -------
@@ -275,13 +302,32 @@ class ProbabilisticClassifierMixin(ClassifierMixin, PartitionMixin):
         Parameters
         ----------
         X : array-like of shape (n_samples, n_features)
+            NaN marks missing entries, as in :meth:`predict_proba`.
 
         Returns
         -------
         ndarray of shape (n_samples, n_classes)
             In nats, in the order of `classes_`.
         """
-        found: np.ndarray = log_softmax(self.logits(X), axis=1)
+        check_is_fitted(self)  # also of an empty stream
+        return self._over_blocks(X, self._log_probabilities_of_block)
+
+    def _log_probabilities_of_block(self, X: Any) -> np.ndarray:
+        rows = self._rows_to_score(X)
+        known = rows.present_entries()
+        if known is None:
+            found: np.ndarray = log_softmax(self._logits_of(rows), axis=1)
+            return found
+        found, complete = np.empty((len(rows), len(self.classes_))), known.all(1)
+        if complete.any():
+            some = rows.subset(complete.nonzero().ravel())
+            some.known = None
+            found[complete.cpu().numpy()] = log_softmax(self._logits_of(some), axis=1)
+        index = (~complete).nonzero().ravel()
+        x = torch.where(known[index], rows.take(index), torch.nan)
+        with torch.no_grad():
+            logs = self._log_class_proba_of_known(x, own_generator(x))
+        found[index.cpu().numpy()] = logs.log_softmax(1).cpu().numpy()
         return found
 
     def decision_function(self, X: Any) -> np.ndarray:
@@ -304,6 +350,7 @@ class ProbabilisticClassifierMixin(ClassifierMixin, PartitionMixin):
         Parameters
         ----------
         X : array-like of shape (n_samples, n_features)
+            Without missing entries, for which :meth:`predict_proba` has probabilities.
 
         Returns
         -------

@@ -258,3 +258,43 @@ def test_what_is_asked_wrongly_names_the_column():
     with pytest.raises(ValueError, match=r"\['d'\].*does not know"):
         of_frames.sample(2, given={"d": 1.0})
     assert of_frames.sample(2, given={"a": 1.0}).shape == (2, 3)
+
+
+# ------------------------------------------------------------------------------
+# Classes
+# ------------------------------------------------------------------------------
+
+CLASSIFIERS = {
+    "hybrid": RBMClassifier(3, objective="hybrid", **few),
+    "generative": RBMClassifier(3, objective="generative", **few),
+    "network": JEMClassifier(domain="binary", **small),
+}
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_class_probabilities_given_what_is_known(name):
+    y = np.array(["ash", "birch", "cedar"])[(BITS[:, 0] + BITS[:, 2]).astype(int)]
+    with collect_warnings():
+        model = clone(CLASSIFIERS[name]).fit(BITS, y)
+    joint = np.exp(model.joint_log_proba(STATES))
+    expected = np.array([joint[agreeing(row)].sum(0) for row in HOLES])
+    expected /= expected.sum(1, keepdims=True)
+    found = model.predict_proba(HOLES)
+    np.testing.assert_allclose(found, expected, atol=1e-9)
+    np.testing.assert_allclose(np.exp(model.predict_log_proba(HOLES)), found)
+    with pytest.raises(ValueError, match=r"NaN.*predict_proba"):
+        model.predict(HOLES)
+
+
+def test_class_probabilities_given_some_numbers():
+    y = (NUMBERS[:, 0] + NUMBERS[:, 1] > 0.5).astype(int)
+    with collect_warnings():
+        model = clone(OF_NUMBERS[JEMClassifier]).fit(NUMBERS, y)
+    holes, grid = NUMBERS[:3].copy(), np.linspace(-10, 20, 3001)
+    holes[:, 1] = NAN
+    found = model.predict_proba(holes)
+    for row, p in zip(holes, found, strict=True):
+        full = np.repeat(row[None], len(grid), 0)
+        full[:, 1] = grid
+        joint = np.exp(model.joint_log_proba(full)).sum(0)
+        np.testing.assert_allclose(p, joint / joint.sum(), atol=0.05)

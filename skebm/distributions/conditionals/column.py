@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -14,12 +15,20 @@ from skebm.distributions._fitting import draw_index
 LEAST_WEIGHT = 1e-9
 # Halvings of an interval that contains a quantile, after which it is one number.
 MOST_STEPS = 100
-# Numbers that are computed at once.
-CHUNK = 4_000_000
+# Numbers that are computed at once: a few arrays of these stay in the cache of a core.
+CHUNK = 100_000
+# Standard deviations, beyond which a normal distribution has 1e-13 in all.
+FAR = 7.4
+# Largest z-scores: products of smaller densities are subnormal numbers, which take ten times as
+# long. Densities of less than the smallest are sums of logarithms.
+MOST_Z = {torch.float32: 10.0, torch.float64: 26.0}
+SMALLEST = 1e-140
 
 
 class NormalMixtures:
-    """A mixture of normal distributions of one number for each of n rows, in float64.
+    """A mixture of normal distributions of one number for each of n rows.
+
+    Results are in float64, in which components are computed as well (but for :meth:`to`).
 
     Parameters
     ----------
@@ -65,23 +74,46 @@ class NormalMixtures:
             torch.cat([padded(part.scales, 1.0) for part in parts]),
         )
 
+    @classmethod
+    def _normalised(cls, log_weight: Tensor, means: Tensor, scales: Tensor) -> NormalMixtures:
+        """Mixtures of log-weights that are normalised already."""
+        found = cls.__new__(cls)
+        found.log_weight, found.means, found.scales = log_weight, means, scales
+        return found
+
     def of_rows(self, rows: Tensor | slice) -> NormalMixtures:
         """Those of some rows."""
-        return NormalMixtures(self.log_weight[rows], self.means[rows], self.scales[rows])
+        return self._normalised(self.log_weight[rows], self.means[rows], self.scales[rows])
+
+    def to(self, dtype: torch.dtype) -> NormalMixtures:
+        """The same with components in another precision."""
+        parts = (self.log_weight, self.means, self.scales)
+        return self._normalised(*(part.to(dtype) for part in parts))
 
     def in_units(self, centre: Tensor | float, scale: Tensor | float) -> NormalMixtures:
         """The distributions of (x - centre) / scale."""
-        return NormalMixtures(self.log_weight, (self.means - centre) / scale, self.scales / scale)
+        means, scales = (self.means - centre) / scale, self.scales / scale
+        return self._normalised(self.log_weight, means, scales)
 
-    def without_small_weights(self) -> NormalMixtures:
-        """The same without components whose weights are negligible, in fewer columns."""
-        kept = self.log_weight > math.log(LEAST_WEIGHT / self.log_weight.shape[1])
-        n_kept = int(kept.sum(1).max())
+    def without_small_weights(self, least: float = LEAST_WEIGHT) -> NormalMixtures:
+        """The same without components that have less than a weight in all, in fewer columns."""
+        kept = self.log_weight > math.log(least / self.log_weight.shape[1])
+        counts = kept.sum(1)
+        n_kept = int(counts.max()) if len(counts) else 0
         if n_kept == kept.shape[1]:
             return self
-        log_weight, order = self.log_weight.topk(n_kept, 1)
-        means, scales = self.means.gather(1, order), self.scales.gather(1, order)
-        return NormalMixtures(log_weight, means, scales)
+        source = kept.flatten().nonzero()[:, 0]
+        row = torch.arange(len(kept), device=kept.device).repeat_interleave(counts)
+        column = torch.arange(len(source), device=kept.device)
+        place = row * n_kept + column - (counts.cumsum(0) - counts)[row]
+
+        def packed(x: Tensor, value: float) -> Tensor:
+            found = x.new_full((len(kept) * n_kept,), value)
+            found[place] = x.flatten()[source]
+            return found.view(len(kept), n_kept)
+
+        parts = ((self.log_weight, -math.inf), (self.means, 0.0), (self.scales, 1.0))
+        return NormalMixtures(*(packed(x, value) for x, value in parts))
 
     # ---------------------------------------------------------------- moments
 
@@ -91,6 +123,11 @@ class NormalMixtures:
         return (self.log_weight.exp() * self.means).sum(1)
 
     @property
+    def mean_error(self) -> Tensor:
+        """Standard errors of the means, (n,): none."""
+        return torch.zeros_like(self.mean)
+
+    @property
     def std(self) -> Tensor:
         """Standard deviations, (n,)."""
         off = (self.means - self.mean[:, None]).square() + self.scales.square()
@@ -98,38 +135,64 @@ class NormalMixtures:
 
     # ---------------------------------------------------------------- densities
 
-    def log_prob(self, x: Tensor) -> Tensor:
-        """Log-densities of m numbers of each row, (n, m)."""
-        return self._of_components(
-            x,
-            lambda z, scale: -z.square() / 2 - scale.log() - math.log(math.tau) / 2,
-            lambda terms, log_weight: (terms + log_weight).logsumexp(2),
-        )
+    def log_prob(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Log-densities of m numbers of each row, or of each of some rows, (n, m)."""
+        density = self._sums_over_components(x, _density, self._heights, rows)
+        found = density.log()
+        some = (density < SMALLEST).any(1).nonzero()[:, 0]
+        if len(some):
+            own = some if rows is None else rows[some]
+            found[some] = self.of_rows(own)._log_sums(x[some])
+        return found
+
+    def _log_sums(self, x: Tensor) -> Tensor:
+        """Log-densities as sums of logarithms, slower and right where they are very small."""
+        found = torch.empty(x.shape, dtype=torch.float64, device=x.device)
+        constant = (self.log_weight - self.scales.log() - math.log(math.tau) / 2)[:, None]
+        size = max(1, CHUNK // max(1, len(x) * self.means.shape[1]))
+        for columns in torch.arange(x.shape[1], device=x.device).split(size):
+            z = (x[:, columns].double()[..., None] - self.means[:, None]) / self.scales[:, None]
+            found[:, columns] = (constant - z.square() / 2).logsumexp(2)
+        return found
 
     def cdf(self, x: Tensor) -> Tensor:
         """Probabilities of at most x, (n, m)."""
-        found = self._of_components(
-            x,
-            lambda z, scale: torch.special.ndtr(z),
-            lambda terms, log_weight: (terms * log_weight.exp()).sum(2),
-        )
-        return found.clamp(0, 1)
+        return self._sums_over_components(x, _probability, self._weights).clamp(0, 1)
 
-    def _of_components(
+    @functools.cached_property
+    def _weights(self) -> Tensor:
+        return self.log_weight.exp()
+
+    @functools.cached_property
+    def _heights(self) -> Tensor:
+        """Densities of the components at their means, times their weights."""
+        return self._weights / self.scales / math.tau**0.5
+
+    @functools.cached_property
+    def _extent(self) -> Tensor:
+        """Number of the last component of each row that is no padding, (n,), from 1."""
+        numbers = torch.arange(1, self.means.shape[1] + 1, device=self.means.device)
+        return (self.log_weight.isfinite() * numbers).amax(1)
+
+    def _sums_over_components(
         self,
         x: Tensor,
-        term: Callable[[Tensor, Tensor], Tensor],
-        total: Callable[[Tensor, Tensor], Tensor],
+        term: Callable[[Tensor], Tensor],
+        factor: Tensor,
+        rows: Tensor | None = None,
     ) -> Tensor:
-        """Sums over components of what is computed of the z-scores (n, m, K)."""
-        n, k = self.means.shape
-        size = max(1, CHUNK // max(1, k * x.shape[1]))
-        parts = []
-        for rows in torch.arange(n, device=x.device).split(size):
-            scale = self.scales[rows, None]
-            z = (x[rows].double()[..., None] - self.means[rows, None]) / scale
-            parts.append(total(term(z, scale), self.log_weight[rows, None]))
-        return torch.cat(parts) if parts else x.double()
+        """Sums of factors (n, K) times what is made, in place, of the z-scores (n, m, K)."""
+        found = self.means.new_empty(x.shape)
+        extent = self._extent if rows is None else self._extent[rows]
+        for some, width in _in_blocks(extent, x.shape[1]):
+            own, at = some if rows is None else rows[some], x[some].to(self.means)[..., None]
+            means, scales = self.means[own, None, :width], self.scales[own, None, :width]
+            inverse, share = scales.reciprocal(), factor[own, :width, None]
+            size = max(1, CHUNK // width)
+            for part in range(0, x.shape[1], size):
+                z = (at[:, part : part + size] - means).mul_(inverse)
+                found[some, part : part + size] = torch.bmm(term(z), share)[..., 0]
+        return found.double()
 
     def ppf(self, u: Tensor, tolerance: float = 1e-13) -> Tensor:
         """Quantiles, (n, m), of probabilities in [0, 1].
@@ -139,11 +202,10 @@ class NormalMixtures:
         the smallest and the largest quantile of the components, and ends at steps of at most
         `tolerance` standard deviations.
         """
-        n, m = u.shape
-        size = max(1, CHUNK // max(1, self.means.shape[1] * m))
-        rows = torch.arange(n, device=u.device).split(size)
+        size = max(1, 10 * CHUNK // max(1, self.means.shape[1]))
+        rows = torch.arange(len(u), device=u.device).split(size)
         found = [self.of_rows(part)._ppf(u[part].double(), tolerance) for part in rows]
-        return torch.cat(found) if n else u.double()
+        return torch.cat(found) if len(u) else u.double()
 
     def _ppf(self, u: Tensor, tolerance: float) -> Tensor:
         z = torch.special.ndtri(u)[..., None]
@@ -173,6 +235,21 @@ class NormalMixtures:
                 break
         return torch.where(ends, torch.where(u > 0.5, math.inf, -math.inf), x)
 
+    def spread(self, n_cells: int) -> Tensor:
+        """Increasing numbers, (n, n_cells + 1), between which there is all but 1e-13 of each row.
+
+        Between the first and the last one they divide the means of the components by weight.
+        """
+        possible = self.log_weight.isfinite()
+        low = (self.means - FAR * self.scales).masked_fill(~possible, math.inf).amin(1)
+        high = (self.means + FAR * self.scales).masked_fill(~possible, -math.inf).amax(1)
+        means, order = self.means.masked_fill(~possible, math.inf).sort(1)
+        below = self._weights.gather(1, order).cumsum(1)
+        u = torch.linspace(0, 1, n_cells + 1, dtype=torch.float64, device=low.device)[1:-1]
+        place = torch.searchsorted(below, u.expand(len(means), -1).contiguous())
+        place = torch.minimum(place, possible.sum(1, keepdim=True) - 1)
+        return torch.cat([low[:, None], means.gather(1, place), high[:, None]], 1)
+
     def sample(self, n_draws: int, generator: torch.Generator) -> Tensor:
         """Independent draws of each row, (n_draws, n)."""
         n, there = len(self.means), generator.device
@@ -182,3 +259,25 @@ class NormalMixtures:
         weight, rows = self.log_weight.exp(), torch.arange(n, device=self.means.device)
         chosen = torch.stack([draw_index(weight, one) for one in u])
         return self.means[rows, chosen] + self.scales[rows, chosen] * z
+
+
+def _density(z: Tensor) -> Tensor:
+    """exp(-z^2 / 2), in place of z."""
+    end = MOST_Z[z.dtype]
+    return z.clamp_(-end, end).square_().mul_(-0.5).exp_()
+
+
+def _probability(z: Tensor) -> Tensor:
+    """Normal probabilities of at most z, in place of it."""
+    return z.mul_(-(0.5**0.5)).erfc_().mul_(0.5)
+
+
+def _in_blocks(extent: Tensor, m: int) -> Iterator[tuple[Tensor, int]]:
+    """Rows of similar numbers of components in blocks of m numbers each, and the largest number."""
+    order = extent.argsort()
+    start = 0
+    while start < len(order):
+        size = max(1, CHUNK // max(1, int(extent[order[start]]) * m))
+        rows = order[start : start + size]
+        yield rows, int(extent[rows[-1]])
+        start += size

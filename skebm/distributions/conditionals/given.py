@@ -106,8 +106,7 @@ class MixtureGiven(Given):
         for rows, free, weight, means, scale_tril in self._parts():
             place = (free == entry).nonzero().ravel()
             scale = scale_tril[:, place].norm(dim=2).t()
-            mixtures = NormalMixtures(weight.log(), means[:, :, place[0]].t(), scale)
-            found.append((rows, mixtures.without_small_weights()))
+            found.append((rows, NormalMixtures(weight.log(), means[:, :, place[0]].t(), scale)))
         return in_order(found)
 
     def _parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
@@ -168,7 +167,7 @@ class KernelGiven(Given):
         found = []
         for weight, rows in zip(self._weights(), self._rows(), strict=True):
             centres = q.centres[:, entry].double()
-            mixtures = NormalMixtures(weight.log(), centres, scale).without_small_weights()
+            mixtures = NormalMixtures(weight.log(), centres, scale)
             found.append((torch.arange(len(self.clamp.value), device=device)[rows], mixtures))
         return in_order(found)
 
@@ -238,7 +237,7 @@ class ScalesGiven(Given):
             log_weight = weight.log().transpose(0, 1).flatten(1)
             scale = own[:, None].expand(-1, weight.shape[2]).flatten()
             mixtures = NormalMixtures(log_weight, means.transpose(0, 1).flatten(1), scale)
-            found.append((rows, mixtures.without_small_weights()))
+            found.append((rows, mixtures))
         return in_order(found)
 
     def _parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]]:
@@ -278,5 +277,7 @@ class ScalesGiven(Given):
 
 def in_order(parts: list[tuple[Tensor, NormalMixtures]]) -> NormalMixtures:
     """Mixtures of some rows each, with the numbers of these, in the order of all rows."""
+    if len(parts) == 1:  # of which the rows are in order
+        return parts[0][1]
     found = NormalMixtures.one_below_the_other([part for _, part in parts])
     return found.of_rows(torch.cat([rows for rows, _ in parts]).argsort())

@@ -17,7 +17,7 @@ from skebm._validation import (
     check_is_fitted,
     draw_seed,
 )
-from skebm.base import Sampler
+from skebm.base import Sampler, sampling
 from skebm.energies import ClassMarginal, NeuralEnergy, Spec, build_network
 from skebm.estimators._docs import insert_shared_docs
 from skebm.estimators.base import JOINT_CONSTRAINTS, BaseEBM, assign_parameters
@@ -576,6 +576,10 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
         found = self._map(rows, logits_of).double()
         found = found - (1 - self.power_) * found.logsumexp(1, keepdim=True)
         return self._recipe.table.check_finite(found.numpy(), rows, "the logits")
+
+    def _log_class_proba(self, x: Tensor) -> Tensor:
+        with sampling(energy := self._energy_of_net):
+            return logits_of(energy, x).log_softmax(1)
 
     # ---------------------------------------------------------------- density
 

@@ -19,6 +19,8 @@ class NumberDistribution(Protocol):
     @property
     def mean(self) -> Tensor: ...
     @property
+    def mean_error(self) -> Tensor: ...
+    @property
     def std(self) -> Tensor: ...
     def log_prob(self, x: Tensor) -> Tensor: ...
     def cdf(self, x: Tensor) -> Tensor: ...
@@ -37,7 +39,8 @@ class ColumnConditional(abc.ABC):
     name : str
         Of the column.
     method : {"exact", "quadrature", "sampling"}
-        How it was found: in closed form, to a relative error of 1e-9, or from draws.
+        How it was found: in closed form; by quadrature, with errors of probabilities of 1e-9, or
+        1e-6 of energies in float32; or from draws.
     n_rows : int
     """
 
@@ -48,6 +51,10 @@ class ColumnConditional(abc.ABC):
     @abc.abstractmethod
     def mean(self) -> np.ndarray:
         """Expectations, (n,)."""
+
+    @abc.abstractmethod
+    def mean_error(self) -> np.ndarray:
+        """Standard errors of the means, (n,): 0 unless they are estimated from draws."""
 
     @abc.abstractmethod
     def std(self) -> np.ndarray:
@@ -102,6 +109,10 @@ class NumberConditional(ColumnConditional):
 
     def mean(self) -> np.ndarray:
         return self._to_units(self._found.mean)
+
+    def mean_error(self) -> np.ndarray:
+        found: np.ndarray = self._found.mean_error.numpy() * self._scale
+        return found
 
     def std(self) -> np.ndarray:
         found: np.ndarray = self._found.std.numpy() * self._scale
@@ -162,15 +173,25 @@ class LevelConditional(ColumnConditional):
         Values of the column, such as text or 0 and 1.
     probabilities : ndarray of shape (n, k)
     method : str
+    log_error : ndarray of shape (n, k) or None
+        Standard errors of the logarithms of unnormalised probabilities; None is 0.
 
     Attributes
     ----------
     levels, probabilities : ndarray
     """
 
-    def __init__(self, name: str, levels: np.ndarray, probabilities: np.ndarray, method: str):
+    def __init__(
+        self,
+        name: str,
+        levels: np.ndarray,
+        probabilities: np.ndarray,
+        method: str,
+        log_error: np.ndarray | None = None,
+    ):
         self.name, self.method, self.n_rows = name, method, len(probabilities)
         self.levels, self.probabilities = levels, probabilities
+        self._log_error = np.zeros_like(probabilities) if log_error is None else log_error
 
     @property
     def _numbers(self) -> np.ndarray:
@@ -184,6 +205,11 @@ class LevelConditional(ColumnConditional):
 
     def mean(self) -> np.ndarray:
         found: np.ndarray = self.probabilities @ self._numbers
+        return found
+
+    def mean_error(self) -> np.ndarray:
+        off = self._numbers - self.mean()[:, None]
+        found: np.ndarray = np.linalg.norm(self.probabilities * off * self._log_error, axis=1)
         return found
 
     def std(self) -> np.ndarray:
@@ -247,6 +273,11 @@ class ByRows:
         return torch.cat([part.mean for part in self._parts])[self._order]
 
     @property
+    def mean_error(self) -> Tensor:
+        """Standard errors of the means, (n,)."""
+        return torch.cat([part.mean_error for part in self._parts])[self._order]
+
+    @property
     def std(self) -> Tensor:
         """Standard deviations, (n,)."""
         return torch.cat([part.std for part in self._parts])[self._order]
@@ -303,8 +334,7 @@ class WeightedDraws:
             return plain
         off = self._x - self._x.mean(1, keepdim=True)
         influence = self._weight * (self._x - plain[:, None])
-        coefficient = (influence * off).sum(1) / off.square().mean(1).clamp_min(1e-300)
-        return plain - coefficient * (self._x.mean(1) - self._expected)
+        return plain - self._coefficient(influence, off) * (self._x.mean(1) - self._expected)
 
     @property
     def std(self) -> Tensor:
@@ -314,9 +344,20 @@ class WeightedDraws:
 
     @property
     def mean_error(self) -> Tensor:
-        """Standard errors of the means without their control variates, (n,)."""
+        """Standard errors of the means, (n,)."""
         off = self._x - (self._weight * self._x).sum(1, keepdim=True)
-        return (self._weight * off).square().sum(1).sqrt()
+        return self._without_control(self._weight * off).square().sum(1).sqrt()
+
+    def _without_control(self, influence: Tensor) -> Tensor:
+        """What each draw moves the mean by, less what the control variate takes out of it."""
+        if self._expected is None:
+            return influence
+        off = self._x - self._x.mean(1, keepdim=True)
+        return influence - self._coefficient(influence, off)[:, None] * off / off.shape[1]
+
+    @staticmethod
+    def _coefficient(influence: Tensor, off: Tensor) -> Tensor:
+        return (influence * off).sum(1) / off.square().mean(1).clamp_min(1e-300)
 
     def cdf(self, x: Tensor) -> Tensor:
         """Shares of the draws that are at most x, (n, m)."""

@@ -23,8 +23,9 @@ from skebm.base.torchtools import distinct_masks
 from skebm.distributions import Distribution, GaussianMixture
 from skebm.distributions._fitting import draw_index
 from skebm.distributions.conditionals.column import NormalMixtures
+from skebm.distributions.stack import with_broad_part
 from skebm.estimators.queries.columns import ByRows, NumberDistribution, WeightedDraws
-from skebm.estimators.queries.quadrature import density_in_cells
+from skebm.estimators.queries.quadrature import CellDensities, density_in_cells
 from skebm.partition.given import LogZGiven
 
 # Completions of a row up to which these are summed, if no numbers are missing.
@@ -36,10 +37,20 @@ N_DRAWS, MAX_ERROR = (200, 1000, 5000), 0.05
 MOST_DRAWS = 4_000_000
 # Components at most of the mixture that stands in for a base without conditionals.
 N_COMPONENTS = 10
-# Standard deviations by which edges of cells may be off: cells are halved where they need to be.
-ROUGH_EDGES = 1e-3
-# Numbers that are computed at once.
-CHUNK = 2_000_000
+# Weight of its broad component.
+BROAD_SHARE = 0.1
+# Tolerance of integrals over one missing number.
+TIGHT = 1e-9
+# First cells of the density of a number, and rows whose densities are found together.
+N_CELLS, ROWS = 8, 500
+# Weight of components of a base that are left out of quadrature, relative to its tolerance.
+NEGLIGIBLE = 1e-2
+# Relative errors that rounding of energies leaves of quadrature.
+ROUNDING = {torch.float32: 1e-6}
+# Tolerance above which the base is computed in float32.
+ROUNDED = 1e-5
+# Numbers that are computed at once, and rows: those of a network stay in the cache of a core.
+CHUNK, BLOCK = 2_000_000, 1024
 
 
 class Joint(NamedTuple):
@@ -92,7 +103,7 @@ class Joint(NamedTuple):
 
     @staticmethod
     def _by_chunks(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        size = max(1, CHUNK // max(1, x.shape[1]))
+        size = max(1, min(BLOCK, CHUNK // max(1, x.shape[1])))
         return torch.cat([function(part).double() for part in x.split(size)])
 
     # ---------------------------------------------------------------- marginals
@@ -100,8 +111,9 @@ class Joint(NamedTuple):
     def log_sums(self, x: Tensor, known: Tensor, generator: torch.Generator) -> LogZGiven:
         r"""Log of the sum (integral) of :math:`e^{-E}` over the missing entries of rows.
 
-        Direction: exact without a correction, and for rows with few completions. Otherwise unbiased
-        for the sum, so that its log is low on average, by about half of the squared standard error.
+        Direction: exact without a correction, for rows with few completions, and by quadrature for
+        rows that miss one number. Otherwise unbiased for the sum, so that its log is low on
+        average, by about half of the squared standard error.
 
         Parameters
         ----------
@@ -121,6 +133,11 @@ class Joint(NamedTuple):
             sums = log_sums_over(self.log_density, states, known[rows[0]], x[rows])
             found.put(rows, LogZGiven.exactly(sums))
 
+        for rows, entry in self._rows_missing_a_number(known, ~found.exact):
+            integrals = self._integrals(x[rows], known[rows], entry)
+            if integrals is not None:
+                found.put(rows, LogZGiven.exactly(integrals))
+
         left = max(1, int((~found.exact).sum()))
         numbers = [n for n in N_DRAWS if n == N_DRAWS[0] or n * left <= MOST_DRAWS]
 
@@ -133,6 +150,21 @@ class Joint(NamedTuple):
 
         found.refine(estimate, numbers, MAX_ERROR)
         return found
+
+    def _rows_missing_a_number(self, known: Tensor, which: Tensor) -> Iterator[tuple[Tensor, int]]:
+        """Those rows of some that miss one number alone, and the entry."""
+        one = which & ((~known).sum(1) == 1)
+        for entry in self.is_real.nonzero()[:, 0].tolist():
+            rows = (one & ~known[:, entry]).nonzero()[:, 0]
+            yield from ((some, entry) for some in blocks_of_index(rows, CHUNK // ROWS))
+
+    def _integrals(self, x: Tensor, known: Tensor, entry: int) -> Tensor | None:
+        """Log of integrals over a number by quadrature; None if the base has no such mixture."""
+        of_base = self.base_column(x, known, entry, TIGHT) if self.correction is not None else None
+        if of_base is None:
+            return None
+        found = self._number_in_cells(_Column(x, known, entry, of_base), x[:0, entry], TIGHT)
+        return found.log_normaliser + self.base.log_marginal(Clamp(known, x)).double()
 
     def _by_importance(
         self, x: Tensor, known: Tensor, n_draws: int, generator: torch.Generator
@@ -188,19 +220,47 @@ class Joint(NamedTuple):
         if self.energy is None:
             mean: Tensor = self.base.given(Clamp(known, x)).mean
             return mean
-        found = torch.empty_like(x)
-        left = torch.ones(len(x), dtype=torch.bool)
+        found = self.expectations(x, known, lambda rows: rows, x.shape[1], generator)
+        return torch.where(known, x, found.to(x))
+
+    def expectations(
+        self,
+        x: Tensor,
+        known: Tensor,
+        of_rows: Callable[[Tensor], Tensor],
+        width: int,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Expectations of functions of rows given their known entries, (n, width), in float64.
+
+        Sums over completions where these are few, and otherwise means of weighted draws.
+
+        Parameters
+        ----------
+        x : Tensor of shape (n, d)
+        known : Tensor of shape (n, d), bool
+        of_rows : callable
+            ``of_rows(x (N, d)) -> (N, width)``.
+        width : int
+        generator : torch.Generator
+        """
+        found = torch.empty(len(x), width, dtype=torch.float64, device=x.device)
+        left = torch.ones(len(x), dtype=torch.bool, device=x.device)
+
+        def put(rows: Tensor, full: Tensor, log_weight: Tensor) -> None:
+            values = of_rows(full).double().view(*log_weight.shape, width)
+            found[rows] = torch.einsum("nm,nmd->nd", log_weight.softmax(1), values)
+
         for rows, states in few_completions(known, self.groups, self.is_real):
             left[rows] = False
             for some in blocks_of_rows(len(rows), len(states) * x.shape[1]):
                 at = rows[some]
                 full = _with_states(x[at], known[at[0]], states)
-                weight = self.log_density(full).view(len(at), -1).softmax(1)
-                found[at] = torch.einsum("nm,nmd->nd", weight.to(x), full.view(*weight.shape, -1))
+                put(at, full, self.log_density(full).view(len(at), -1))
         for index in blocks_of_index(left.nonzero()[:, 0], N_DRAWS[1] * x.shape[1]):
             drawn, log_w = self.weighted_draws(x[index], known[index], N_DRAWS[1], generator)
-            found[index] = torch.einsum("nm,nmd->nd", log_w.softmax(1).to(x), drawn)
-        return torch.where(known, x, found)
+            put(index, drawn.flatten(0, 1), log_w)
+        return found
 
     def modes(self, mean: Tensor, known: Tensor) -> Tensor:
         """Rows with the more probable value of bits in place of their means."""
@@ -212,21 +272,24 @@ class Joint(NamedTuple):
 
     def levels(
         self, x: Tensor, known: Tensor, entries: slice, generator: torch.Generator
-    ) -> tuple[Tensor, str]:
+    ) -> tuple[Tensor, Tensor, str]:
         """Log-probabilities of the levels of a column, (n, k), given the other known entries.
 
-        Also how they were found. Levels of bits are 0 and 1.
+        Also their standard errors before they are normalised, and how they were found. Levels of
+        bits are 0 and 1.
         """
         states = states_of_column(entries.stop - entries.start).to(x)
         found = torch.empty(len(x), len(states), dtype=torch.float64, device=x.device)
-        here = _with(known, entries)
+        error, here = torch.zeros_like(found), _with(known, entries)
         for some in blocks_of_rows(len(x), len(states) * x.shape[1]):
             rows = x[some].repeat_interleave(len(states), 0)
             rows[:, entries] = states.repeat(len(some), 1)
             mask = here[some].repeat_interleave(len(states), 0)
-            found[some] = self.log_sums(rows, mask, generator).value.view(len(some), -1)
+            sums = self.log_sums(rows, mask, generator)
+            found[some] = sums.value.view(len(some), -1)
+            error[some] = sums.std_error.view(len(some), -1)
         exact = bool(self._rows_with_exact_sums(x, here).all())
-        return found.log_softmax(1), "exact" if exact else "sampling"
+        return found.log_softmax(1), error, "exact" if exact else "sampling"
 
     def _rows_with_exact_sums(self, x: Tensor, known: Tensor) -> Tensor:
         """Which sums over the missing entries of rows are exact, (n,)."""
@@ -272,27 +335,52 @@ class Joint(NamedTuple):
         column = slice(entry, entry + 1)
         others = _without(known, column)
         x = torch.where(others, x, 0.0)
-        of_base = self.base_column(x, others, entry)
-        if self.energy is None and of_base is not None:
-            return of_base, "exact"
-        exact = self._rows_with_exact_sums(x, _with(others, column))
+        here = _with(others, column)
+        exact = self._rows_with_exact_sums(x, here)
         parts: list[tuple[Tensor, NumberDistribution]] = []
-        for is_exact, rows in ((True, exact.nonzero()[:, 0]), (False, (~exact).nonzero()[:, 0])):
-            if len(rows):
-                of_rows = None if of_base is None else of_base.of_rows(rows)
+        methods = set()
+        for is_exact, numbers in ((True, exact.nonzero()), (False, (~exact).nonzero())):
+            for rows in blocks_of_index(numbers[:, 0], CHUNK // ROWS):
+                of_rows = self.base_column(x[rows], others[rows], entry, tolerance)
                 one = _Column(x[rows], others[rows], entry, of_rows)
-                if is_exact:
-                    edges = self._edges(of_rows, entry, reference, len(rows))
-                    density = functools.partial(self._log_density_of, one)
-                    parts.append((rows, density_in_cells(density, edges, tolerance)))
+                found: NumberDistribution
+                if self.energy is None and of_rows is not None:
+                    found, method = of_rows, "exact"
+                elif is_exact:
+                    found, method = self._number_in_cells(one, reference, tolerance), "quadrature"
                 else:
-                    parts.append((rows, self._number_by_draws(one, generator)))
-        method = "quadrature" if bool(exact.all()) else "sampling"
+                    found, method = self._number_by_draws(one, generator), "sampling"
+                parts.append((rows, found))
+                methods.add(method)
+        method = max(methods)  # the least exact one, which is the last of the alphabet
         return parts[0][1] if len(parts) == 1 else ByRows(parts), method
+
+    def _number_in_cells(
+        self, column: _Column, reference: Tensor, tolerance: float
+    ) -> CellDensities:
+        """The distribution of a number by quadrature."""
+        x, known, entry, of_base = column
+        edges = self._edges(of_base, entry, reference, len(x))
+        tolerance = max(tolerance, ROUNDING.get(x.dtype, 0.0))
+        complete = bool(_with(known, slice(entry, entry + 1)).all())
+        if complete and of_base is not None and self.correction is not None:
+            density = functools.partial(self._log_ratio_of, column)
+            log_base = lambda rows, values: of_base.log_prob(values, rows)  # noqa: E731
+            return density_in_cells(density, edges, tolerance, log_base)
+        return density_in_cells(functools.partial(self._log_density_of, column), edges, tolerance)
+
+    def _log_ratio_of(self, column: _Column, rows: Tensor, values: Tensor) -> Tensor:
+        """Log-ratios of complete rows to the base, for values (N, k) in rows (N,)."""
+        parts = []
+        for some in blocks_of_rows(len(rows), values.shape[1] * column.x.shape[1]):
+            full = column.x[rows[some]].repeat_interleave(values.shape[1], 0)
+            full[:, column.entry] = values[some].flatten().to(full)
+            parts.append(self.log_ratio(full).view(len(some), -1))
+        return torch.cat(parts)
 
     def _log_density_of(self, column: _Column, rows: Tensor, values: Tensor) -> Tensor:
         """Log-densities of values (N, k) of a column in rows (N,), up to constants of the rows."""
-        x, known, entry, of_base = column
+        x, known, entry, _ = column
         here = _with(known, slice(entry, entry + 1))
         parts = []
         for some in blocks_of_rows(len(rows), values.shape[1] * x.shape[1]):
@@ -301,20 +389,26 @@ class Joint(NamedTuple):
             if not bool(here.all()):
                 mask = here[rows[some]].repeat_interleave(values.shape[1], 0)
                 found = self.log_sums(full, mask, torch.Generator(x.device)).value
-            elif of_base is not None and self.correction is not None:
-                found = of_base.of_rows(rows[some]).log_prob(values[some]).flatten()
-                found = found + self.log_ratio(full)
             else:
                 found = self.log_density(full)
             parts.append(found.view(len(some), -1))
         return torch.cat(parts)
 
-    def base_column(self, x: Tensor, known: Tensor, entry: int) -> NormalMixtures | None:
-        """The distribution of an entry by the base; None where that is no mixture of normals."""
+    def base_column(
+        self, x: Tensor, known: Tensor, entry: int, tolerance: float
+    ) -> NormalMixtures | None:
+        """The distribution of an entry by the base; None where that is no mixture of normals.
+
+        Without components that are negligible beside a relative error `tolerance`.
+        """
         if not self.base.has_given:
             return None
         given: Any = self.base.given(Clamp(known, x))
-        return given.column(entry) if hasattr(given, "column") else None
+        found = given.column(entry) if hasattr(given, "column") else None
+        if found is None or self.energy is None:
+            return found and found.without_small_weights()
+        found = found.without_small_weights(tolerance * NEGLIGIBLE)
+        return found.to(torch.float32 if tolerance > ROUNDED else torch.float64)
 
     def _edges(
         self, of_base: NormalMixtures | None, entry: int, reference: Tensor, n: int
@@ -331,12 +425,9 @@ class Joint(NamedTuple):
     def _plain_edges(
         self, of_base: NormalMixtures | None, entry: int, reference: Tensor, n: int
     ) -> Tensor:
-        if of_base is not None:
-            tails = torch.tensor([1e-13, 1e-10, 1e-7, 1e-5, 1e-3], dtype=torch.float64)
-            middle = torch.linspace(0.02, 0.98, 13, dtype=torch.float64)
-            u = torch.cat([tails, middle, 1 - tails.flip(0)]).expand(n, -1)
-            edges = of_base.ppf(u, ROUGH_EDGES)
-            return edges.cummax(1).values
+        near = None if of_base is None else of_base.spread(N_CELLS).double()
+        if near is not None and self.correction is not None:
+            return near
         low, high = self._bounds(entry)
         values = reference.double()
         width = float((values.max() - values.min()).clamp_min(1e-3))
@@ -344,8 +435,11 @@ class Joint(NamedTuple):
         inner = torch.linspace(float(values.min()), float(values.max()), 17, dtype=torch.float64)
         edges = torch.cat([inner[0] - steps, inner, inner[-1] + steps.flip(0)]).clamp(low, high)
         ends = [edge for edge in (low, high) if math.isfinite(edge)]
-        edges = torch.cat([edges, edges.new_tensor(ends)]).sort().values
-        return edges.expand(n, -1)
+        edges = torch.cat([edges, edges.new_tensor(ends)]).sort().values.expand(n, -1)
+        # The model may be where a distribution that stands in for its base is not.
+        return (
+            edges if near is None else torch.cat([edges, near.clamp(low, high)], 1).sort(1).values
+        )
 
     def _bounds(self, entry: int) -> tuple[float, float]:
         """Smallest and largest value of an entry."""
@@ -390,11 +484,15 @@ class _Column(NamedTuple):
     of_base: NormalMixtures | None
 
 
-def mixture_near(x: Tensor) -> GaussianMixture:
-    """A mixture of normals fitted to rows of a model whose base has no conditionals."""
+def mixture_near(x: Tensor) -> Distribution:
+    """A mixture of normals fitted to rows of a model whose base has no conditionals.
+
+    Its broad component bounds what rows of the model are more likely than by it.
+    """
     size = max(1, min(N_COMPONENTS, len(x) // (5 * x.shape[1])))
-    generator = torch.Generator().manual_seed(0)
-    return GaussianMixture.fit(x.double(), None, size, generator=generator)
+    generator, weight = torch.Generator().manual_seed(0), torch.ones(len(x), dtype=torch.float64)
+    found = GaussianMixture.fit(x.double(), weight, size, generator=generator)
+    return with_broad_part(found, x.double(), weight, BROAD_SHARE)
 
 
 def states_of_column(width: int) -> Tensor:

@@ -94,7 +94,7 @@ class QueriesMixin(metaclass=abc.ABCMeta):
     def _sums_of(self, x: Tensor) -> LogZGiven:
         """Log of the sum of exp(-E) over missing entries, in the units of the energy."""
         known = ~x.isnan()
-        return self._joint().log_sums(x, known, _own_generator(x))
+        return self._joint().log_sums(x, known, own_generator(x))
 
     # ---------------------------------------------------------------- marginals
 
@@ -189,9 +189,9 @@ class QueriesMixin(metaclass=abc.ABCMeta):
         Returns
         -------
         ColumnConditional
-            With ``mean()``, ``std()``, ``mode()``, ``pdf(x)``, ``cdf(x)``, ``ppf(q)``,
-            ``interval(confidence)`` and ``rvs(size)``, as SciPy's distributions. Its ``method``
-            says whether it is exact, by quadrature, or from draws.
+            With ``mean()``, ``mean_error()``, ``std()``, ``mode()``, ``pdf(x)``, ``cdf(x)``,
+            ``ppf(q)``, ``interval(confidence)`` and ``rvs(size)``, as SciPy's distributions. Its
+            ``method`` says whether it is exact, by quadrature, or from draws.
         """
         return self._conditional(X, column, PRECISE)
 
@@ -200,7 +200,7 @@ class QueriesMixin(metaclass=abc.ABCMeta):
         j = self._one_column(column)
         x = self._rows_with_holes(X)
         block, place = self._query_table.entries_of(j)
-        joint, known, generator = self._joint(), ~x.isnan(), _own_generator(x)
+        joint, known, generator = self._joint(), ~x.isnan(), own_generator(x)
         name = self._name_of(j)
         with torch.no_grad():
             if isinstance(block, NumberBlock):
@@ -210,8 +210,9 @@ class QueriesMixin(metaclass=abc.ABCMeta):
                 centre, scale = float(block.units.centre[at]), float(block.units.scale[at])
                 return NumberConditional(name, found, centre, scale, method)
             _check_no_one_hot(block)
-            log_p, method = joint.levels(torch.where(known, x, 0.0), known, place, generator)
-        return LevelConditional(name, self._levels(j, place), log_p.exp().cpu().numpy(), method)
+            parts = joint.levels(torch.where(known, x, 0.0), known, place, generator)
+        p, error = parts[0].exp().cpu().numpy(), parts[1].cpu().numpy()
+        return LevelConditional(name, self._levels(j, place), p, parts[2], error)
 
     def predict_column(self, X: Any, column: str | int) -> np.ndarray:
         """Prediction of a column from the known entries of the others.
@@ -237,7 +238,7 @@ class QueriesMixin(metaclass=abc.ABCMeta):
             x = self._rows_with_holes(X)
             x[:, place] = torch.nan
             at, known = block.columns.index(j), ~x.isnan()
-            mean = joint.means(x.nan_to_num(), known, _own_generator(x))[:, place.start]
+            mean = joint.means(x.nan_to_num(), known, own_generator(x))[:, place.start]
             found_mean: np.ndarray = mean.numpy() * block.units.scale[at] + block.units.centre[at]
             return found_mean
         found = self._conditional(X, column, ROUGH)
@@ -451,7 +452,7 @@ class QueriesMixin(metaclass=abc.ABCMeta):
         return codes
 
 
-def _own_generator(x: Tensor) -> torch.Generator:
+def own_generator(x: Tensor) -> torch.Generator:
     """A generator of a fixed seed: a question has one answer."""
     return torch.Generator(x.device).manual_seed(0)
 

@@ -79,7 +79,7 @@ class ModelQueriesMixin(QueriesMixin, OfModel):
 
     def _joint(self) -> Joint:
         energy, table = self.energy_, self._recipe.table
-        base = self._query_base()
+        base = self._query_base(energy)
 
         def row_energy(x: Tensor) -> Tensor:
             with torch.no_grad(), sampling(energy):
@@ -104,17 +104,21 @@ class ModelQueriesMixin(QueriesMixin, OfModel):
         """Sums over missing entries that the energy has in closed form, or None."""
         return None
 
-    def _query_base(self) -> Distribution:
+    def _query_base(self, energy: Any) -> Distribution:
         """The base of the energy, or a distribution near the model if that has no conditionals."""
-        base: Distribution | None = getattr(self.energy_, "base", None)
+        base: Distribution | None = getattr(energy, "base", None)
         if base is None:
             base = self._partition_inputs(("base",))["base"]
         if base is not None and base.has_given and base.has_log_marginal:
             return base
-        domain, like = self.energy_.domain, next(self.energy_.parameters())
+        domain, like = energy.domain, next(energy.parameters())
         if has_uniform(domain) and not isinstance(base, Distribution):
             return Uniform(domain, like.dtype, like.device)
-        return mixture_near(self._query_reference()).to(like.device, like.dtype)
+        near = self._query_reference()
+        if isinstance(base, Distribution):  # a flow may be far from the rows
+            generator = torch.Generator(like.device).manual_seed(0)
+            near = torch.cat([near, base.sample(len(near), generator).to(near)])
+        return mixture_near(near).to(like.device, like.dtype)
 
     def _query_input(self, X: Any) -> Any:
         return self._validate(X, ensure_all_finite="allow-nan")

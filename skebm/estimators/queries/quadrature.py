@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 # Nodes of Gauss's rule in a cell. Halvings of a cell at most, and cells of all rows at most.
-N_NODES, MOST_HALVINGS, MOST_CELLS = 6, 16, 400_000
+N_NODES, MOST_HALVINGS, MOST_CELLS = 12, 20, 400_000
+# Coefficients of the highest degrees, which say how far the polynomial of a cell is off.
+N_LAST = 2
+# What the integral of a base may be off by: it has next to nothing outside of the cells.
+LEAST_OFF = 1e-8
 # Halvings of a cell that find a quantile.
 BISECTIONS = 60
 
 _NODES, _WEIGHTS = (torch.from_numpy(part) for part in np.polynomial.legendre.leggauss(N_NODES))
-# From values at the nodes to coefficients of the polynomial through them, by powers of t.
+# From values at the nodes to coefficients of the polynomial through them, by powers of t and in
+# Legendre polynomials.
 _TO_POLYNOMIAL = torch.from_numpy(np.linalg.inv(np.vander(_NODES.numpy(), increasing=True)))
+_TO_LEGENDRE = torch.from_numpy(
+    np.linalg.inv(np.polynomial.legendre.legvander(_NODES.numpy(), N_NODES - 1))
+)
 # ``log_density(rows (N,), x (N, k)) -> (N, k)`` of numbers of rows.
 LogDensity = Callable[[Tensor, Tensor], Tensor]
 
@@ -59,6 +68,11 @@ class CellDensities:
     def mean(self) -> Tensor:
         """Means, (n,)."""
         return self._moment(lambda x: x)
+
+    @property
+    def mean_error(self) -> Tensor:
+        """Standard errors of the means, (n,): none."""
+        return torch.zeros_like(self.mean)
 
     @property
     def std(self) -> Tensor:
@@ -123,11 +137,18 @@ class CellDensities:
         return self.ppf(u).t()
 
 
-def density_in_cells(log_density: LogDensity, edges: Tensor, tolerance: float) -> CellDensities:
+def density_in_cells(
+    log_density: LogDensity,
+    edges: Tensor,
+    tolerance: float,
+    log_base: LogDensity | None = None,
+) -> CellDensities:
     """Densities of n rows that are known up to a constant, as polynomials in cells.
 
-    A cell is halved until its integral is that of its halves, up to a part `tolerance` of the
-    integral of the row.
+    A cell is halved until the last coefficients of its density in Legendre polynomials are a part
+    `tolerance` of the integral of the row. Where the density corrects a base, all cells of a row
+    are halved as long as they miss a part of the base, whose integral is 1: no narrow component
+    stays between the nodes.
 
     Parameters
     ----------
@@ -137,44 +158,69 @@ def density_in_cells(log_density: LogDensity, edges: Tensor, tolerance: float) -
     edges : Tensor of shape (n, m + 1)
         Of the first cells, increasing; outside there is no density.
     tolerance : float
+    log_base : callable or None
+        The log-density of a normalised base, which is added to `log_density`.
     """
-    n = len(edges)
-    rows = torch.arange(n).repeat_interleave(edges.shape[1] - 1)
-    low, high = edges[:, :-1].flatten().double(), edges[:, 1:].flatten().double()
-    real = high > low
-    rows, low, high = rows[real], low[real], high[real]
-    logs = _at_nodes(log_density, rows, low, high)
-    done: list[tuple[Tensor, ...]] = []
-    scale = _largest(rows, logs, n)
-    for halving in range(MOST_HALVINGS):
-        middle = (low + high) / 2
-        halves = [
-            (low, middle, _at_nodes(log_density, rows, low, middle)),
-            (middle, high, _at_nodes(log_density, rows, middle, high)),
-        ]
-        scale = torch.stack([scale, *(_largest(rows, part[2], n) for part in halves)]).amax(0)
-        whole = _integral(logs, scale[rows], low, high)
-        mass = torch.stack([_integral(part[2], scale[rows], part[0], part[1]) for part in halves])
-        total = torch.zeros(n, dtype=torch.float64).index_add(0, rows, mass.sum(0))
-        for at, a, b, part in done:
-            total = total.index_add(0, at, _integral(part, scale[at], a, b))
-        open_ = (whole - mass.sum(0)).abs() > tolerance * total[rows]
-        if halving + 1 == MOST_HALVINGS or int(open_.sum()) > MOST_CELLS:
-            open_ = torch.zeros_like(open_)
-        for a, b, part in halves:
-            done.append((rows[~open_], a[~open_], b[~open_], part[~open_]))
-        rows = rows[open_].repeat(2)
-        low, high = (torch.cat([halves[0][i][open_], halves[1][i][open_]]) for i in (0, 1))
-        logs = torch.cat([halves[0][2][open_], halves[1][2][open_]])
-        if not len(rows):
+    edges = edges.double()
+    cells = _evaluated(log_density, log_base, torch.arange(len(edges)), edges)
+    for _ in range(MOST_HALVINGS):
+        open_ = cells.inexact(tolerance, len(edges))
+        if not bool(open_.any()) or int(open_.sum()) > MOST_CELLS:
             break
-    return _joined(*(torch.cat(parts) for parts in zip(*done, strict=True)), n=n)
+        low, high = cells.low[open_], cells.high[open_]
+        three = torch.stack([low, (low + high) / 2, high], 1)
+        halves = _evaluated(log_density, log_base, cells.rows[open_], three)
+        cells = _Cells(*(torch.cat([a[~open_], b]) for a, b in zip(cells, halves, strict=True)))
+    return _joined(*cells[:4], n=len(edges))
 
 
-def _at_nodes(log_density: LogDensity, rows: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Log-densities at the nodes of cells, (N, number of nodes)."""
-    x = (low + high)[:, None] / 2 + (high - low)[:, None] / 2 * _NODES
-    return log_density(rows, x).double()
+class _Cells(NamedTuple):
+    """Cells of all rows: their rows (N,), ends (N,), and log-densities at their nodes (N, k)."""
+
+    rows: Tensor
+    low: Tensor
+    high: Tensor
+    logs: Tensor
+    base: Tensor
+
+    def inexact(self, tolerance: float, n: int) -> Tensor:
+        """Which cells are to be halved, (N,)."""
+        rows, width = self.rows, (self.high - self.low) / 2
+        scale = _largest(rows, self.logs, n)
+        shift = torch.where(scale.isfinite(), scale, 0.0)[rows]
+        density = (self.logs - shift[:, None]).exp() * width[:, None]
+        total = _sum_of_rows(rows, density @ _WEIGHTS, n)
+        last = (density @ _TO_LEGENDRE[-N_LAST:].t()).abs().sum(1)
+        open_ = last > tolerance * total[rows]
+        if self.base.shape[1]:
+            of_base = _sum_of_rows(rows, (self.base.exp() @ _WEIGHTS) * width, n)
+            closed = _sum_of_rows(rows, open_.double(), n) == 0
+            open_ |= (closed & ((of_base - 1).abs() > max(tolerance, LEAST_OFF)))[rows]
+        # A cell of few units in the last place has no halves.
+        return open_ & (width > 1e-13 * torch.maximum(self.low.abs(), self.high.abs()))
+
+
+def _evaluated(
+    log_density: LogDensity, log_base: LogDensity | None, rows: Tensor, edges: Tensor
+) -> _Cells:
+    """Cells between the edges (N, m + 1) of rows (N,), without those that have no width."""
+    low, high = edges[:, :-1], edges[:, 1:]
+    x = ((low + high)[..., None] / 2 + (high - low)[..., None] / 2 * _NODES).flatten(1)
+    logs = log_density(rows, x).double()
+    base = None if log_base is None else log_base(rows, x).double()
+    logs = logs if base is None else logs + base
+    real = (high > low).flatten()
+
+    def of_cells(values: Tensor) -> Tensor:
+        return values.reshape(len(real), -1)[real]
+
+    rows = rows.repeat_interleave(low.shape[1])[real]
+    base = logs.new_empty(len(real), 0)[real] if base is None else of_cells(base)
+    return _Cells(rows, low.flatten()[real], high.flatten()[real], of_cells(logs), base)
+
+
+def _sum_of_rows(rows: Tensor, values: Tensor, n: int) -> Tensor:
+    return torch.zeros(n, dtype=torch.float64).index_add(0, rows, values)
 
 
 def _largest(rows: Tensor, logs: Tensor, n: int) -> Tensor:
@@ -195,8 +241,7 @@ def _joined(rows: Tensor, low: Tensor, high: Tensor, logs: Tensor, *, n: int) ->
     order = order[rows[order].argsort(stable=True)]
     rows, low, high, logs = rows[order], low[order], high[order], logs[order]
     scale = _largest(rows, logs, n)
-    masses = _integral(logs, scale[rows], low, high)
-    total = torch.zeros(n, dtype=torch.float64).index_add(0, rows, masses)
+    total = _sum_of_rows(rows, _integral(logs, scale[rows], low, high), n)
     counts = rows.bincount(minlength=n)
     place = torch.arange(len(rows)) - (counts.cumsum(0) - counts)[rows]
     most = int(counts.max())

@@ -69,6 +69,9 @@ MOST_ROWS, MOST_WORK = 5000, 4e8
 # Completions of rows with missing entries whose distributions are averaged: one is off by up to a
 # nat a row by its draws.
 N_COMPLETIONS = 3
+# Largest factor of covariances that draw missing entries: with 4 in place of 2, errors of means
+# were 0.978 in place of 0.898 on mammography, of heavy tails; coverage on redwine 0.87 and 0.89.
+MOST_WIDENING = 2.0
 # Draws that stand in for training rows where a density is looked for.
 N_REFERENCE = 1000
 # Rows that are scored at a time, a multiple of those of a chunk.
@@ -107,7 +110,8 @@ class TractableDensity(
     known ones, and these are fitted to the completed rows (stochastic EM); the model is the average
     of three such fits. These draws, and imputations by a model that was fitted to such rows, are
     without its kernels, as a kernel at a completed row returns its completion (of ``"kernel"``,
-    they are of one Gaussian). Both assume that entries are missing at random.
+    they are of one Gaussian), and with the covariances of components widened by what few rows
+    leave open. Both assume that entries are missing at random.
 
     Parameters
     ----------
@@ -299,7 +303,7 @@ class TractableDensity(
         completed = []
         for _ in range(N_COMPLETIONS):
             fitted.append(self._fit_distribution(x, w, generator))
-            imputers.append(without_kernels(fitted[-1]) or Gaussian.fit(x, w))
+            imputers.append(widened(without_kernels(fitted[-1]) or Gaussian.fit(x, w), w))
             completed.append(x)
             clamp = Clamp(known, x)
             x = clamp.apply(imputers[-1].given(clamp).sample(generator))
@@ -538,6 +542,31 @@ def without_kernels(q: Distribution) -> Distribution | None:
         return None
     weights = torch.stack([weight for _, weight in kept])
     return Stack([part for part, _ in kept], weights / weights.sum())
+
+
+def widened(q: Distribution, weight: Tensor) -> Distribution:
+    r"""A distribution whose mixtures allow for the error of their covariances, given its rows.
+
+    Within a component of m rows, an entry has a regression on the d other ones, whose variance is
+    too small by :math:`(m - d) / m` for these rows and by :math:`m / (m + d)` for other ones. Draws
+    of missing entries from it are nearer to each other than to what is true. The ratio of both is
+    taken twice, as components are also where these rows are, and is at most `MOST_WIDENING`, as
+    components of few rows would else be everywhere. The prior of a fit is worth d + 2 rows.
+
+    References
+    ----------
+    Akaike (1969), "Fitting autoregressive models for prediction", Annals of the Institute of
+    Statistical Mathematics 21 (the final prediction error).
+    """
+    if isinstance(q, Stack):
+        return Stack([widened(part, weight) for part in q.parts], q.weights)
+    if not isinstance(q, GaussianMixture):
+        return q
+    d = q.means.shape[1]
+    m = q.weights * (weight.sum().square() / weight.square().sum()) + d + 2
+    factor = ((m + d) / (m - d)).square().clamp(max=MOST_WIDENING)
+    covariances = (q.scale_tril @ q.scale_tril.mT) * factor[:, None, None]
+    return GaussianMixture(q.weights, q.means, covariances)
 
 
 def tempered(density: TractableDensity, temperature: float) -> tuple[TractableDensity, float]:

@@ -46,6 +46,7 @@ from skebm.estimators.rbm.class_family import (
 )
 from skebm.estimators.rbm.drawing import LayersMixin, draw_visible
 from skebm.estimators.rbm.family import GibbsChains, check_units
+from skebm.estimators.rbm.missing import log_sums
 from skebm.estimators.rbm.safety import N_HELD_OUT
 from skebm.estimators.recipe import Recipe
 from skebm.estimators.tables.bases import COLUMN_BASES, check_base_stays
@@ -356,6 +357,20 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
         energy = self._scoring_energy(self._energy_of_net)
         found = rows.map(energy.class_logits, energy.domain.n_columns)
         return np.asarray(found.double().numpy())
+
+    def _log_class_proba(self, x: Tensor) -> Tensor:
+        return self._energy_of_net.log_class_proba(x)
+
+    def _log_class_proba_of_known(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        if self.density_ == "base":
+            return super()._log_class_proba_of_known(x, generator)
+        energy, known, groups = self._energy_of_net, ~x.isnan(), self._recipe.table.groups
+        parts = []
+        for k in range(energy.n_classes):
+            of_class = energy.given(k)
+            sums = log_sums(of_class, of_class.base, x.nan_to_num(), known, groups, generator)
+            parts.append(sums.value + energy.class_bias[k])
+        return torch.stack(parts, 1)
 
     # ---------------------------------------------------------------- features and samples
 

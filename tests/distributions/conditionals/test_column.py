@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import scipy.special
 import scipy.stats
 import torch
 
@@ -41,6 +42,30 @@ def test_densities_and_probabilities(mixtures):
         )
         found, truth = mixtures.cdf(x)[row], of_scipy(mixtures, row, "cdf", x[row])
         np.testing.assert_allclose(found, truth, rtol=1e-6)
+
+
+def test_densities_far_away_do_not_underflow(mixtures):
+    one = mixtures.of_rows(slice(0, 1))
+    x = torch.tensor([[100.0, 1e4]]).double()
+    normal = scipy.stats.norm(one.means[0].numpy(), one.scales[0].numpy())
+    logs = normal.logpdf(x.numpy().T) + one.log_weight[0].numpy()
+    np.testing.assert_allclose(one.log_prob(x)[0], scipy.special.logsumexp(logs, 1), rtol=1e-12)
+
+
+def test_densities_of_some_rows_and_in_single_precision(mixtures):
+    rows, x = torch.tensor([2, 0, 2]), torch.linspace(-3, 3, 6).double().view(3, 2)
+    expected = mixtures.of_rows(rows).log_prob(x)
+    np.testing.assert_allclose(mixtures.log_prob(x, rows), expected, rtol=1e-12)
+    single = mixtures.to(torch.float32).log_prob(x, rows)
+    assert single.dtype == torch.float64
+    np.testing.assert_allclose(single, expected, atol=1e-4)
+
+
+def test_numbers_that_hold_all_but_the_tails(mixtures):
+    ends = mixtures.spread(6)
+    assert ends.shape == (4, 7)
+    assert (ends.diff(dim=1) >= 0).all()
+    np.testing.assert_allclose(mixtures.cdf(ends[:, [0, -1]]), [[0, 1]] * 4, atol=1e-12)
 
 
 def test_quantiles_invert_probabilities(mixtures):

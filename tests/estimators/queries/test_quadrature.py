@@ -54,3 +54,18 @@ def test_density_that_is_nowhere_in_some_cells():
         lambda rows, x: torch.where(x < 0, -torch.inf, 0.0).double(), edges, 1e-9
     )
     assert float(half.mean) == pytest.approx(0.5)
+
+
+def test_a_narrow_component_between_the_nodes_of_a_base_is_found():
+    """Weight 0.01 at 3.21, 1e-3 wide, in cells of two: the base misses a part without it."""
+    base = NormalMixtures(
+        torch.tensor([[0.99, 0.01]]).log(), torch.tensor([[0.0, 3.21]]), torch.tensor([[1.0, 1e-3]])
+    )
+    edges = torch.linspace(-8, 8, 9, dtype=torch.float64)[None]
+    found = density_in_cells(
+        lambda rows, x: torch.zeros_like(x),
+        edges,
+        1e-6,
+        lambda rows, x: base.log_prob(x, rows),
+    )
+    assert float(found.mean) == pytest.approx(0.0321, abs=1e-6)
