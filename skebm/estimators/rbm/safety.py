@@ -22,10 +22,12 @@ from skebm.partition.importance import WeightSummary, summarise
 from skebm.samplers import Gibbs
 from skebm.training.selection import LogRatios
 
-# Annealing runs and their temperatures, evenly spaced, from each of two bases: a twentieth of a
-# second for 64 hidden units and 64 columns. Four times as many where log Z has a larger error than
-# this, in nats, or may have a mode far from the base.
-N_CHAINS, N_BETAS, LARGEST_ERROR = 50, 75, 0.5
+# Annealing runs and their temperatures, evenly spaced, from each of two bases: 75 take a twentieth
+# of a second for 64 hidden units and 64 columns. There are more temperatures where log Z has a
+# larger error than this, in nats, or may have a mode far from the base: an error beyond the second
+# says that there may be one.
+N_CHAINS, N_BETAS, LARGEST_ERRORS = 50, (25, 75, 300), (0.1, 0.5, math.inf)
+LARGEST_ERROR = LARGEST_ERRORS[1]
 # Nats, and combined standard errors, by which an estimate is clearly above another one.
 CLEAR, CLEAR_ERRORS = 0.5, 3
 # Rows and temperatures, a fourth of them if the error is then small, of the bracket of a model that
@@ -139,9 +141,11 @@ def _log_z_by_annealing(
 ) -> tuple[float, float, Tensor]:
     """log Z by annealing, infinite where the energy is not finite; its error; draws."""
     u = torch.rand(2 * n_chains, generator=generator, dtype=torch.float64, device=generator.device)
-    runs = _annealed(energy, generator, n_chains, N_BETAS, starts)
-    if runs is not None and not runs.is_known:
-        runs = _annealed(energy, generator, n_chains, 4 * N_BETAS, starts)
+    runs = None
+    for n_betas, most in zip(N_BETAS, LARGEST_ERRORS, strict=True):
+        runs = _annealed(energy, generator, n_chains, n_betas, starts)
+        if runs is None or runs.log_z.std_error <= most and runs.is_known:
+            break
     if runs is None:
         assert starts[0] is not None
         return math.inf, 0.0, starts[0].sample(len(u), generator)
