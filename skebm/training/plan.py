@@ -304,6 +304,10 @@ class TrainingPlan:
         n_iter = max(self.n_iter, self.most_epochs) if longest else self.n_iter
         return n_iter * math.ceil(n_rows / self.batch_size)
 
+    def begins_below(self, n_steps: int, n_rows: int) -> bool:
+        """Whether a fit begins with fewer steps, though held-out rows may ask for as many."""
+        return self.n_batches(n_rows) < n_steps <= self.n_batches(n_rows, longest=True)
+
     @property
     def searches(self) -> bool:
         """Whether every step uses all rows, and searches along a line."""

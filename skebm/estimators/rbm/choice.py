@@ -67,8 +67,9 @@ FIRST_PART = 0.4
 # Iterations of the first part of a line search; after 12 of them on mushrooms, what wins in the end
 # is 3 nats behind.
 FIRST_ITERATIONS = 33
-# What a line search that has not ended may still gain, relative to what it has gained.
-LEFT_TO_GAIN = 0.5
+# What a line search that has not ended, or a trial of fewer steps than these, may still gain,
+# relative to what it has gained.
+LEFT_TO_GAIN, COMPARED_STEPS = 0.5, 5000
 
 
 class BaseChoice(NamedTuple):
@@ -111,8 +112,8 @@ class Trial(NamedTuple):
     is_start : bool
         Whether the fit goes on from the weights of the trial.
     left : float
-        Nats that a line search may still gain; 0 where it has ended, and of other trainings, which
-        are compared after the same part.
+        Nats that a line search, or a fit that begins with few steps, may still gain; 0 where it has
+        ended, and of other trainings, which are compared after the same part.
     """
 
     log_prob: Tensor
@@ -279,7 +280,9 @@ class ValidationFits:
         gain = found.gain_over(base, weight).gain
         if gain < 0:  # a fit would be its base, whose weights are those that it starts from
             return base
-        if one.ended or part == 1 or not one.recipe.plan.searches:
+        plan = one.recipe.plan
+        goes_on = plan.searches or plan.begins_below(COMPARED_STEPS, len(one.rows))
+        if one.ended or part == 1 or not goes_on:
             return found
         return found._replace(left=LEFT_TO_GAIN * gain)
 

@@ -132,7 +132,7 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
         100, or less (down to 10) if there would otherwise be fewer than 10,000 steps in `n_iter`
         epochs, or fewer than ten in a call of `partial_fit`; all rows with L-BFGS.
     n_iter : int or "auto", default="auto"
-        Number of epochs (iterations with L-BFGS). ``"auto"``: 10,000 steps, or 500 epochs if that
+        Number of epochs (iterations with L-BFGS). ``"auto"``: 10,000 steps, or 1,000 epochs if that
         is less and steps are slow, as of numbers or missing entries, and up to eight times 10,000
         while held-out rows gain (see Notes); or as many as take 2e11 multiplications if columns
         times hidden units times rows of a batch exceed 2e7, but at least 10 epochs. With fewer than

@@ -570,7 +570,7 @@ def test_training_that_has_not_left_its_base_says_so(bits, gain, error, n_iter, 
 
 @pytest.mark.parametrize(
     ("n", "of_slow", "of_quick"),
-    [(400, 500, 2500), (100_000, 10, 10), (199, 500, 500)],
+    [(400, 1000, 2500), (100_000, 10, 10), (199, 500, 500)],
 )
 def test_few_rows_with_slow_steps_begin_with_few_epochs(n, of_slow, of_quick):
     """10,000 steps otherwise, and as many as held-out rows ask for up to eight times those."""
