@@ -212,6 +212,12 @@ class RunningTrial:
     ended: bool = False
     failed: bool = False
 
+    @property
+    def may_gain_more(self) -> bool:
+        """Whether a part of the trial says little: of a line search, or of few steps."""
+        plan = self.recipe.plan
+        return bool(plan.searches or plan.begins_below(COMPARED_STEPS, len(self.rows)))
+
     def go_on(self, part: float) -> None:
         """Train on to a part of the trial; `DivergenceError` where that fails.
 
@@ -280,9 +286,7 @@ class ValidationFits:
         gain = found.gain_over(base, weight).gain
         if gain < 0:  # a fit would be its base, whose weights are those that it starts from
             return base
-        plan = one.recipe.plan
-        goes_on = plan.searches or plan.begins_below(COMPARED_STEPS, len(one.rows))
-        if one.ended or part == 1 or not goes_on:
+        if one.ended or part == 1 or not one.may_gain_more:
             return found
         return found._replace(left=LEFT_TO_GAIN * gain)
 

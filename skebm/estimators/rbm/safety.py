@@ -26,7 +26,7 @@ from skebm.training.selection import LogRatios
 # of a second for 64 hidden units and 64 columns. There are more temperatures where log Z has a
 # larger error than this, in nats, or may have a mode far from the base: an error beyond the second
 # says that there may be one.
-N_CHAINS, N_BETAS, LARGEST_ERRORS = 50, (25, 75, 300), (0.1, 0.5, math.inf)
+N_CHAINS, N_BETAS, LARGEST_ERRORS = 50, (25, 75, 300), (0.05, 0.5, math.inf)
 LARGEST_ERROR = LARGEST_ERRORS[1]
 # Nats, and combined standard errors, by which an estimate is clearly above another one.
 CLEAR, CLEAR_ERRORS = 0.5, 3
