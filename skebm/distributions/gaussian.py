@@ -69,6 +69,9 @@ class Gaussian(Distribution):
             [1., 2.]])
     """
 
+    # Whether it covers rows with heavy tails, so that no training is to make it narrower.
+    covers_tails = False
+
     def __init__(
         self,
         mean: Tensor,

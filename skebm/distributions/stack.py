@@ -694,13 +694,13 @@ def with_broad_part(
     return Stack([q, broad.to(x.device, x.dtype)], shares).to(x.device, x.dtype)
 
 
-def covering_normal(x: Tensor, weight: Tensor) -> Gaussian:
+def covering_normal(x: Tensor, weight: Tensor, *, diagonal: bool = False) -> Gaussian:
     """A normal distribution whose covariance is in no direction less than that of rows (n, d).
 
     Shrunk correlations alone make a row far out along correlated columns much less likely than the
-    moments of heavy-tailed rows do.
+    moments of heavy-tailed rows do, and so do independent columns, if it is `diagonal`.
     """
-    fitted, rows, w = Gaussian.fit(x, weight), x.double(), weight.double()
+    fitted, rows, w = Gaussian.fit(x, weight, diagonal=diagonal), x.double(), weight.double()
     centred = rows - w @ rows / w.sum()
     covariance = (centred * w[:, None]).t() @ centred / w.sum()
     scale_tril = torch.linalg.cholesky(fitted.covariance.double())

@@ -876,7 +876,9 @@ class EnergyNet(NeuralNet):
         self, iterator: Batches, monitored: Callable[[], Batch], before: dict[str, float]
     ) -> dict[str, float] | None:
         """The batches of one epoch; the last diagnostics, or None if training diverged."""
-        known, last = iterator.rows.known, len(iterator)
+        known, last, number = iterator.rows.known, len(iterator), 1
+        if known is not None:
+            iterator.complete = functools.partial(self._complete, iterator.rows)
         self._divide()
         update, finish = self._update(last, fusable=known is None)
         hooked, monitors = self._has_batch_callbacks(), self._monitors(last)
@@ -892,9 +894,6 @@ class EnergyNet(NeuralNet):
                     if check:
                         finish()
                     energy = self._energy_of_monitored(monitored()) if check else None
-                    if known is not None:
-                        batch = self._impute_batch(batch, known, self.generator)
-                        iterator.rows.impute(batch)
                     loss = update(batch)
                     if check or hooked:
                         finish()
@@ -931,6 +930,14 @@ class EnergyNet(NeuralNet):
         if parallel is not None:
             self.group_.jointly(nothing, parallel.failure)
             self.run_.state = parallel.end(self.state_)
+
+    def _complete(self, rows: Rows, x: Tensor, index: Tensor) -> Tensor:
+        """Rows x of the given numbers with missing entries drawn anew, which are kept."""
+        assert rows.known is not None
+        batch = Batch(x, row_index=index)
+        batch = self._impute_batch(batch, rows.known, self.generator)
+        rows.impute(batch)
+        return batch.x
 
     @torch.no_grad()
     def _impute_batch(self, batch: Batch, known: Tensor, generator: torch.Generator) -> Batch:

@@ -299,9 +299,14 @@ class TrainingPlan:
     max_time: float = math.inf
     most_epochs: int = 0
 
-    def n_batches(self, n_rows: int) -> int:
-        """Batches of a whole fit."""
-        return self.n_iter * math.ceil(n_rows / self.batch_size)
+    def n_batches(self, n_rows: int, *, longest: bool = False) -> int:
+        """Batches of a whole fit, or of the longest one that held-out rows may ask for."""
+        n_iter = max(self.n_iter, self.most_epochs) if longest else self.n_iter
+        return n_iter * math.ceil(n_rows / self.batch_size)
+
+    def begins_below(self, n_steps: int, n_rows: int) -> bool:
+        """Whether a fit begins with fewer steps, though held-out rows may ask for as many."""
+        return self.n_batches(n_rows) < n_steps <= self.n_batches(n_rows, longest=True)
 
     @property
     def searches(self) -> bool:

@@ -339,6 +339,8 @@ class Rows(torch.utils.data.Dataset):
 
 # Entries (rows times columns) taken from a table at once.
 BLOCK = 2**16
+# Rows whose missing entries are drawn at once, by weights that are up to so many rows old.
+MOST_COMPLETED = 1000
 
 
 class Batches:
@@ -352,6 +354,9 @@ class Batches:
     part : tuple of (int, int) or None
         Rank of a process and number of processes among which each batch is divided; None for whole
         batches.
+    complete : callable or None
+        ``complete(x, index)``: rows x of the given numbers with their missing entries drawn anew.
+        It is asked once for several small batches, as a call for few rows takes about as long.
     """
 
     def __init__(
@@ -364,6 +369,7 @@ class Batches:
         self.rows, self.batch_size, self.generator = rows, batch_size, generator
         self.subset = subset
         self.part: tuple[int, int] | None = None
+        self.complete: Callable[[Tensor, Tensor], Tensor] | None = None
         self.n_rows = len(rows) if subset is None else len(subset)
 
     def __len__(self) -> int:
@@ -423,7 +429,8 @@ class Batches:
         if len(self) == 1 and self.subset is None:
             own = self._own(n)
             whole: list[Any] = [None if part is None else part[own] for part in self._whole()]
-            yield Batch(*whole)
+            batch = Batch(*whole)
+            yield batch._replace(x=self._completed(batch.x, batch.row_index))
             return
         # Even sizes, because a last batch of one row would make a large and noisy step.
         size, longer = divmod(n, len(self))
@@ -437,12 +444,18 @@ class Batches:
         if self.subset is not None:
             order = self.subset.to(rows.device)[order]
         # Several small batches are taken at once and split: views are cheaper than small copies.
-        together = max(1, BLOCK // ((size + 1) * rows.n_columns))
+        most = BLOCK // rows.n_columns
+        most = most if self.complete is None else min(most, MOST_COMPLETED)
+        together = max(1, most // (size + 1))
         for first in range(0, len(sizes), together):
             cut = sizes[first : first + together]
             index, order = order.tensor_split([sum(cut)])
             index, cut = self._mine(index, cut)
-            yield from self._cut(rows.take(index), index, cut)
+            yield from self._cut(self._completed(rows.take(index), index), index, cut)
+
+    def _completed(self, x: Tensor, index: Any) -> Tensor:
+        """Rows x of the given numbers, with missing entries drawn anew where that is asked for."""
+        return x if self.complete is None else self.complete(x, index)
 
     def _by_windows(self, sizes: list[int]) -> Iterator[Batch]:
         """Batches of so many rows of a file, of which some blocks are in memory at a time.

@@ -99,8 +99,14 @@ def test_no_row_is_as_good_as_impossible(name):
     assert lost.max() < MOST_LOST
 
 
+def rows_without_variance(n, seed):
+    """Cauchy columns: a few rows set the units of all others."""
+    return np.random.default_rng(seed).standard_cauchy((n, 3))
+
+
 # What is trained in full on rows that are hard: heavy tails, and few rows beside many.
-TABLES = {"heavy": heavy_rows, "curve": rows_on_a_curve}
+TABLES = {"heavy": heavy_rows, "curve": rows_on_a_curve, "Cauchy": rows_without_variance}
+thirty: dict = {"n_iter": 30, "random_state": 0}
 TRAINED = {
     "stack": TractableDensity(random_state=0),
     "kernels": TractableDensity("kernel"),
@@ -108,16 +114,20 @@ TRAINED = {
     "boosted": BoostedDensity(random_state=0),
     "score matching": ScoreMatchingDensity(base="gaussian", random_state=0),
     "NCE": NCEDensity(noise="gaussian", random_state=0),
-    "contrastive divergence": ContrastiveDivergenceDensity(
-        base="gaussian", n_iter=30, random_state=0
-    ),
-    "latent classes": RBMEstimator(8, base="latent-classes", n_iter=10, random_state=0),
+    "contrastive divergence": ContrastiveDivergenceDensity(base="gaussian", **thirty),
+    "latent classes": RBMEstimator(8, base="latent-classes", **thirty),
+    "RBM": RBMEstimator(8, base="independent", **thirty),
+    "RBM, covariance": RBMEstimator(8, base="gaussian", **thirty),
+    "subspace RBM": SubspaceRBM(4, base="independent", **thirty),
+    "spike and slab RBM": SpikeSlabRBM(4, base="gaussian", **thirty),
+    "deep": DeepBoltzmannMachine((4, 2), base="independent", **thirty),
+    "deep, covariance": DeepBoltzmannMachine((4, 2), base="gaussian", **thirty),
 }
 
 
 @pytest.mark.filterwarnings("ignore::skebm.base.SkebmWarning")
 @pytest.mark.parametrize("of", TABLES)
-@pytest.mark.parametrize("name", named(("kernels", "mixture"), TRAINED))
+@pytest.mark.parametrize("name", named(("kernels", "mixture", "RBM"), TRAINED))
 def test_no_row_of_a_hard_table_is_as_good_as_impossible(name, of):
     train, new = TABLES[of](600, 0), TABLES[of](3000, 1)
     model = clone(TRAINED[name]).fit(train)

@@ -38,3 +38,19 @@ def test_batches_hold_every_row_once(d, size, subset, sparse):
     for batch in seen:
         assert torch.equal(batch.x, x[batch.row_index])
         assert torch.equal(batch.weight, rows.weight[batch.row_index])
+
+
+@pytest.mark.parametrize(("n", "size", "calls"), [(300, 20, 1), (300, 300, 1), (2500, 100, 3)])
+def test_missing_entries_of_several_small_batches_are_completed_at_once(n, size, calls):
+    rows, seen = Rows(torch.zeros(n, 3), dtype=torch.float32, device="cpu"), []
+
+    def complete(x, index):
+        seen.append(index)
+        return x + index[:, None]
+
+    batches = Batches(rows, size, torch.Generator().manual_seed(0))
+    batches.complete = complete
+    for batch in batches:
+        assert torch.equal(batch.x, batch.row_index[:, None].expand(-1, 3).to(batch.x))
+    assert len(seen) == calls
+    assert torch.equal(torch.cat(seen).sort().values, torch.arange(n))

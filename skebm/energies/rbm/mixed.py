@@ -275,8 +275,17 @@ class MixedRBM(BipartiteEnergy):
 
     @torch.no_grad()
     def hold_within_limits(self) -> None:
-        """Hold the precisions of real columns: those of constant ones would grow for ever."""
-        self.log_precision.clamp_(max=MAX_LOG_PRECISION)
+        """Hold the precisions of real columns: those of constant ones would grow for ever.
+
+        A base that covers heavy tails becomes no narrower.
+        """
+        most = [0.0 if covers_tails(part) else MAX_LOG_PRECISION for part in self.parts]
+        if len(set(most)) == 1:
+            self.log_precision.clamp_(max=most[0])
+            return
+        own = self.log_precision.split([n_real(part) for part in self.parts])
+        for one, largest in zip(own, most, strict=True):
+            one.clamp_(max=largest)
 
     def contrast_gradient(
         self, centering: Centering | None, penalty: Penalty | None
@@ -557,6 +566,11 @@ def _precision(q: Gaussian, i: int) -> Tensor:
     unit[i] = 1.0
     white = torch.linalg.solve_triangular(q.scale_tril, unit[:, None], upper=False)
     return white.square().sum()
+
+
+def covers_tails(part: Distribution) -> bool:
+    """Whether a distribution is to stay as wide as it is."""
+    return isinstance(part, Gaussian) and part.covers_tails
 
 
 def n_real(part: Distribution) -> int:

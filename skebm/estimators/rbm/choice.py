@@ -67,8 +67,9 @@ FIRST_PART = 0.4
 # Iterations of the first part of a line search; after 12 of them on mushrooms, what wins in the end
 # is 3 nats behind.
 FIRST_ITERATIONS = 33
-# What a line search that has not ended may still gain, relative to what it has gained.
-LEFT_TO_GAIN = 0.5
+# What a line search that has not ended, or a trial of fewer steps than these, may still gain,
+# relative to what it has gained.
+LEFT_TO_GAIN, COMPARED_STEPS = 0.5, 5000
 
 
 class BaseChoice(NamedTuple):
@@ -111,8 +112,8 @@ class Trial(NamedTuple):
     is_start : bool
         Whether the fit goes on from the weights of the trial.
     left : float
-        Nats that a line search may still gain; 0 where it has ended, and of other trainings, which
-        are compared after the same part.
+        Nats that a line search, or a fit that begins with few steps, may still gain; 0 where it has
+        ended, and of other trainings, which are compared after the same part.
     """
 
     log_prob: Tensor
@@ -211,6 +212,12 @@ class RunningTrial:
     ended: bool = False
     failed: bool = False
 
+    @property
+    def may_gain_more(self) -> bool:
+        """Whether a part of the trial says little: of a line search, or of few steps."""
+        plan = self.recipe.plan
+        return bool(plan.searches or plan.begins_below(COMPARED_STEPS, len(self.rows)))
+
     def go_on(self, part: float) -> None:
         """Train on to a part of the trial; `DivergenceError` where that fails.
 
@@ -279,7 +286,7 @@ class ValidationFits:
         gain = found.gain_over(base, weight).gain
         if gain < 0:  # a fit would be its base, whose weights are those that it starts from
             return base
-        if one.ended or part == 1 or not one.recipe.plan.searches:
+        if one.ended or part == 1 or not one.may_gain_more:
             return found
         return found._replace(left=LEFT_TO_GAIN * gain)
 

@@ -316,9 +316,10 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
 
     def _by_trials(self, found: ClassRecipe, rows: Rows) -> ClassRecipe:
         """The recipe with weight, epochs, and what p(x) is, as parts of the rows choose."""
+        # Drawn in any case: with the weight that would be chosen, all that follows is the same.
+        seed = draw_seed(self.random_state_)
         if chooses_weight(self, rows):
             of_weight = functools.partial(self._with_weight, found, rows)
-            seed = draw_seed(self.random_state_)
             found = of_weight(weight_by_trials(of_weight, rows, seed, self.net_params))
         if takes_folds(self, rows):
             generator = torch.Generator(rows.device).manual_seed(draw_seed(self.random_state_))

@@ -132,12 +132,13 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
         100, or less (down to 10) if there would otherwise be fewer than 10,000 steps in `n_iter`
         epochs, or fewer than ten in a call of `partial_fit`; all rows with L-BFGS.
     n_iter : int or "auto", default="auto"
-        Number of epochs (iterations with L-BFGS). ``"auto"``: 10,000 steps, and up to eight times
-        as many while held-out rows gain (see Notes); or as many as take 2e11 multiplications if
-        columns times hidden units times rows of a batch exceed 2e7, but at least 10 epochs. With
-        fewer than 200 rows, PCD and CD take at most 500 epochs; models of the two halves of the
-        rows determine how many (see Notes), possibly 0. L-BFGS takes up to 500 iterations; halves
-        and the `tol` of `early_stopping` end it sooner.
+        Number of epochs (iterations with L-BFGS). ``"auto"``: 10,000 steps, or 1,000 epochs if that
+        is less and steps are slow, as of numbers or missing entries, and up to eight times 10,000
+        while held-out rows gain (see Notes); or as many as take 2e11 multiplications if columns
+        times hidden units times rows of a batch exceed 2e7, but at least 10 epochs. With fewer than
+        200 rows, PCD and CD take at most 500 epochs; models of the two halves of the rows determine
+        how many (see Notes), possibly 0. L-BFGS takes up to 500 iterations; halves and the `tol` of
+        `early_stopping` end it sooner.
     verbose : int, default=0
         1 shows a progress bar.
     random_state : int, RandomState instance or None, default=None

@@ -36,7 +36,7 @@ from skebm.distributions import (
     Stack,
     TruncatedGaussian,
 )
-from skebm.distributions.stack import with_broad_part
+from skebm.distributions.stack import covering_normal, with_broad_part
 from skebm.distributions.transformed.flow import FLOWS
 from skebm.estimators.tables.densities import METHODS, check_one_kind, fit_density
 from skebm.estimators.tables.units import Units
@@ -88,6 +88,9 @@ SHRINKAGE = 1e-3
 N_DRAWS = 20_000
 
 
+# Columns of numbers up to which a base covers heavy tails, and standard deviations from which on a
+# value is in one.
+MOST_COVERED, FAR = 100, 8.0
 # Rounds of fitting a base to completed rows and completing them by it: the more, the fewer entries
 # these have in all. Few rows are completed several times, up to so many rows.
 MOST_ROUNDS, FEWEST_ROUNDS, MOST_ENTRIES = 20, 3, 30_000_000
@@ -175,7 +178,10 @@ def fit_column_base(base: Any, rows: Rows, domain: Domain) -> Distribution:
     found: list[Distribution] = []
     if base == LATENT:
         classes = LatentClasses.fit(x, domain, weight, known=rows.known)
-        return classes.with_broad_class(x, weight, rows.known).to(rows.device, rows.dtype)
+        far, n_discrete = x.clone(), classes.n_discrete
+        known = None if rows.known is None else rows.known[:, n_discrete:].to(x.device)
+        far[:, n_discrete:] = in_units_of_all(x[:, n_discrete:], weight, known)
+        return classes.with_broad_class(far, weight, rows.known).to(rows.device, rows.dtype)
     if base in TREES and any(isinstance(part, Categorical) for part in parts):
         discrete = tuple(part for part in parts if not isinstance(part, Real))
         joined = Mixed(discrete) if len(discrete) > 1 else discrete[0]
@@ -185,7 +191,7 @@ def fit_column_base(base: Any, rows: Rows, domain: Domain) -> Distribution:
         block = x[:, first : first + part.n_columns]
         first += part.n_columns
         if isinstance(part, Real):
-            found.append(Gaussian.fit(block, weight, diagonal=base != "gaussian"))
+            found.append(fit_normal(block, weight, diagonal=base != "gaussian"))
         elif isinstance(part, Categorical):
             found.append(_independent_levels(block, weight, part.groups))
         else:
@@ -193,6 +199,38 @@ def fit_column_base(base: Any, rows: Rows, domain: Domain) -> Distribution:
             found.append(fit_base("independent" if base == "gaussian" else base, own))
     made: list[Distribution] = [part.to(rows.device, rows.dtype) for part in found]
     return made[0] if len(made) == 1 else Columns(made)
+
+
+def fit_normal(x: Tensor, weight: Tensor, *, diagonal: bool) -> Gaussian:
+    """A normal distribution of numbers (n, d) in the units of a table.
+
+    Where tails are heavy it is in no direction narrower than the rows, and stays as wide in
+    training: under one that is a little narrower a new row farther out is hundreds of nats less
+    likely than under the normal distribution with the moments of the rows.
+    """
+    fitted = Gaussian.fit(x, weight, diagonal=diagonal)
+    if not 0 < x.shape[1] <= MOST_COVERED:
+        return fitted
+    scale = fitted.covariance.diagonal().sqrt()
+    if not bool(((x - fitted.mean).abs() > FAR * scale).any()):
+        return fitted
+    covering = covering_normal(in_units_of_all(x, weight), weight, diagonal=diagonal)
+    covering.covers_tails = True
+    return covering
+
+
+def in_units_of_all(x: Tensor, weight: Tensor, known: Tensor | None = None) -> Tensor:
+    """Standardised numbers (n, d), moved away from their means where they vary by less.
+
+    In the units of a table standard deviations are 1. If those of some rows are less, others, which
+    the base is not fitted to, are so far out that they set the units.
+    """
+    share = weight[:, None] * (1.0 if known is None else known.to(x))
+    total = share.sum(0).clamp_min(1e-300)
+    centre = (share * x).sum(0) / total
+    variance = (share * (x - centre).square()).sum(0) / total
+    is_narrow = (variance > 0) & (variance < 1)
+    return centre + (x - centre) * torch.where(is_narrow, variance.rsqrt(), 1.0)
 
 
 def fit_completed(fit: Callable[[Rows], Distribution], rows: Rows, base: Any) -> Distribution:

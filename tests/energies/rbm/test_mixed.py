@@ -672,3 +672,13 @@ def test_steep_weights_of_a_real_column_are_proper():
         energy.weight.fill_(1e9)
         energy.log_precision.fill_(-8.0)
     check_proper(energy)
+
+
+def test_a_base_that_covers_tails_becomes_no_narrower():
+    wide, usual = Gaussian(torch.zeros(2), 1.0), Gaussian(torch.zeros(1), 1.0)
+    wide.covers_tails = True
+    energy = MixedRBM(Columns([wide, usual]), 2, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        energy.log_precision.copy_(torch.tensor([1.0, -1.0, 1.0]))
+    energy.hold_within_limits()
+    assert energy.log_precision.tolist() == [0.0, -1.0, 1.0]

@@ -1,6 +1,7 @@
 """What the training rows of an RBM decide: its base, and the number of epochs of few rows."""
 
 import copy
+import dataclasses
 import pickle
 import re
 import warnings
@@ -544,6 +545,22 @@ def test_a_trial_below_its_base_is_worth_the_base(gain, is_base, monkeypatch):
     torch.testing.assert_close(found.log_prob, of_base if is_base else of_base + gain)
     assert (found.net is None) == is_base
     assert found.base is base
+
+
+@pytest.mark.parametrize(
+    ("searches", "n_iter", "most_epochs", "more"),
+    [(False, 1000, 8000, True), (False, 1000, 1000, False), (False, 2500, 8000, False)]
+    + [(True, 1, 0, True)],
+)
+def test_trials_of_few_steps_may_gain_more(searches, n_iter, most_epochs, more):
+    """Of fits that begin with few steps because rows are few, not because steps are slow."""
+    rows = Rows(torch.zeros(360, 4), dtype=torch.float32, device="cpu")
+    model = RBMEstimator(2, base="independent", n_iter=1, random_state=0).fit(bits(200))
+    kind = {"optimizer": "lbfgs" if searches else "sgd"}
+    more_steps = {"n_iter": n_iter, "most_epochs": most_epochs, "batch_size": 100}
+    plan = dataclasses.replace(model._recipe.plan, **more_steps, **kind)
+    running = choice.RunningTrial(SimpleNamespace(plan=plan), None, rows, 1)
+    assert running.may_gain_more == more
 
 
 def test_few_units_under_many_columns_are_compared_with_a_tree():

@@ -19,7 +19,7 @@ from skebm.distributions import Gaussian, IndependentBernoulli
 from skebm.energies import BernoulliRBM
 from skebm.estimators.rbm import safety
 from skebm.estimators.rbm.choice import BaseChoice
-from skebm.estimators.rbm.family import design
+from skebm.estimators.rbm.family import _numbers_of_epochs, design
 from skebm.estimators.rbm.safety import N_HELD_OUT, USUAL, rbm_log_ratios
 from skebm.estimators.recipe import Recipe
 from skebm.estimators.tables.table import probability_table
@@ -603,6 +603,19 @@ def test_training_that_has_not_left_its_base_says_so(bits, gain, error, n_iter, 
     said = [str(w.message) for w in caught]
     assert len(said) == warns
     assert all(f"Set n_iter to {-(-10_000 // per_epoch)} or more." in text for text in said)
+
+
+@pytest.mark.parametrize(
+    ("n", "of_slow", "of_quick"),
+    [(400, 1000, 2500), (100_000, 10, 10), (199, 500, 500)],
+)
+def test_few_rows_with_slow_steps_begin_with_few_epochs(n, of_slow, of_quick):
+    """10,000 steps otherwise, and as many as held-out rows ask for up to eight times those."""
+    x = Rows(torch.zeros(n, 4), dtype=torch.float32, device="cpu")
+    for work, epochs in ((2.5e7, of_slow), (7e5, of_quick)):
+        first, most = _numbers_of_epochs("pcd", x, "density", 100, work)
+        assert first == epochs
+        assert most == (0 if n < 200 else max(first, int(min(2e11 / work, 8e4) / -(-n // 100))))
 
 
 @pytest.mark.parametrize(("n_iter", "short"), [(3, True), (10_000, False), ("auto", False)])
