@@ -510,7 +510,8 @@ def values_of(model: Any, kind: str, j: int, n_missing: int) -> tuple[np.ndarray
     if kind == "bits" or kind == "mixed" and j < 3:
         return np.array([0.0, 1.0]), np.ones(2)
     if n_missing > 1:
-        return nodes_between(np.linspace(-12, 16, 29), 6)
+        near, far = np.linspace(-4, 5, 73), np.linspace(-12, 16, 29)  # narrow components are near
+        return nodes_between(np.unique(np.concatenate([near, far])), 6)
     edges = np.linspace(*ENDS, 501)
     if getattr(model, "energy_", None) is not None and kind == "numbers":
         units = model._query_table.entries_of(j)[0].units

@@ -70,7 +70,7 @@ def test_search_over_a_sampler():
 def test_stacking():
     X, y = load_iris(return_X_y=True)
     X_train, X_test, y_train, y_test = train_test_split(X, y, random_state=0, stratify=y)
-    rbm = RBMClassifier(8, n_iter=20, random_state=0)
+    rbm = RBMClassifier(8, n_iter=50, random_state=0)
     forms = [("rbm", rbm), ("linear", LogisticRegression(max_iter=500))]
     stack = StackingClassifier(forms, LogisticRegression(), cv=2).fit(X_train, y_train)
     assert stack.final_estimator_.n_features_in_ == 6  # three probabilities of each
