@@ -325,6 +325,7 @@ class ProbabilisticClassifierMixin(ClassifierMixin, ModelQueriesMixin, Partition
             found[complete.cpu().numpy()] = log_softmax(self._logits_of(some), axis=1)
         index = (~complete).nonzero().ravel()
         x = torch.where(known[index], rows.take(index), torch.nan)
+        self._check_near(x, index)
         with torch.no_grad():
             logs = self._log_class_proba_of_known(x, own_generator(x))
         found[index.cpu().numpy()] = logs.log_softmax(1).cpu().numpy()

@@ -1,5 +1,6 @@
 """Every density of rows answers the same questions: against sums over all states and quadrature."""
 
+import inspect
 import itertools
 
 import numpy as np
@@ -79,6 +80,7 @@ def test_every_density_has_a_case():
     public = {getattr(skebm, name) for name in skebm.__all__}
     asked = {one for one in public if isinstance(one, type) and issubclass(one, QueriesMixin)}
     assert asked == set(OF_BITS | OF_NUMBERS)
+    assert all("given" in inspect.signature(one.sample).parameters for one in asked)
 
 
 def agreeing(row):
@@ -192,6 +194,33 @@ def test_imputations_keep_what_is_known(cls):
     )
 
 
+@pytest.mark.parametrize("cls", named(CHEAP_OF_NUMBERS, OF_NUMBERS))
+def test_what_is_known_may_be_too_far_away(cls):
+    """Rows are impossible where powers overflow, and nothing is computed given them."""
+    model = fitted(cls, OF_NUMBERS, NUMBERS)
+    x = np.array([[0.0, 0.0, NAN], [1e300, NAN, 0.0]])
+    assert np.isneginf(model.score_samples(x)).tolist() == [False, True]
+    assert np.isneginf(model.log_marginal(x).log_prob).tolist() == [False, True]
+    full = np.nan_to_num(x)
+    assert np.isneginf(model.score_samples(full)).tolist() == [False, True]
+    assert np.isneginf(model.log_conditional(full, 1)).tolist() == [False, True]
+    # The column itself is not used.
+    assert np.isfinite(model.predict_column(full, 0)).all()
+    asked = {
+        "log_conditional": lambda: model.log_conditional(full, 0),
+        "predict_column": lambda: model.predict_column(x, 1),
+        "quantile": lambda: model.quantile(x, 1, 0.5),
+        "impute": lambda: model.impute(x, 0),
+        "mean": lambda: model.impute(x, how="mean"),
+        "sample": lambda: model.sample(2, random_state=0, given=x[1]),
+    }
+    if is_classifier(model):
+        asked["predict_proba"] = lambda: model.predict_proba(x)
+    for ask in asked.values():
+        with pytest.raises(ValueError, match=r"^Row [01] of X: .* column .?x?0.? lies too far"):
+            ask()
+
+
 # ------------------------------------------------------------------------------
 # Frames
 # ------------------------------------------------------------------------------
@@ -284,6 +313,15 @@ def test_class_probabilities_given_what_is_known(name):
     np.testing.assert_allclose(np.exp(model.predict_log_proba(HOLES)), found)
     with pytest.raises(ValueError, match=r"NaN.*predict_proba"):
         model.predict(HOLES)
+
+
+def test_no_class_probability_is_nan():
+    y = (NUMBERS[:, 0] > 0).astype(int)
+    with collect_warnings():
+        model = clone(OF_BITS[RBMClassifier]).set_params(dtype="float32").fit(NUMBERS, y)
+    for far in ([1e300, 0.0, 0.0], [1e300, NAN, 0.0]):
+        with pytest.raises(ValueError, match=r"^Row 1 of X: .* column .?x?0.? lies too far"):
+            model.predict_proba([[0.0, 0.0, 0.0], far])
 
 
 def test_class_probabilities_given_some_numbers():

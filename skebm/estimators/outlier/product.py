@@ -63,7 +63,12 @@ from skebm.estimators.queries.tractable import (
     tempered,
 )
 from skebm.estimators.tables.gross import without_gross_rows
-from skebm.estimators.tables.table import Table, plain_number_table, shown_names
+from skebm.estimators.tables.table import (
+    Table,
+    impossible_if_far,
+    plain_number_table,
+    shown_names,
+)
 from skebm.training.distributed import shows_progress
 from skebm.training.streams import SourceMixin
 
@@ -603,7 +608,9 @@ class ProductOfDensities(
         X = self._query_input(X)
         missing = np.isnan(X).any(1)
         found = np.empty(len(X))
-        found[~missing] = -self._energies_of(X[~missing]) - self.log_partition_
+        complete = torch.tensor(X[~missing])
+        energies = torch.from_numpy(self._energies_of(X[~missing]))
+        found[~missing] = impossible_if_far(-energies, complete).numpy() - self.log_partition_
         if missing.any():
             found[missing] = self._log_marginals(torch.tensor(X[missing])).log_prob
         return found
@@ -640,7 +647,12 @@ class ProductOfDensities(
         return np.asarray(sum(w * score_function(expert, X) for w, expert in pairs if w))
 
     def sample(
-        self, n_samples: int = 1, random_state: Any = None, *, temperature: float = 1.0
+        self,
+        n_samples: int = 1,
+        random_state: Any = None,
+        *,
+        temperature: float = 1.0,
+        given: Any = None,
     ) -> np.ndarray:
         r"""Draw rows from the product, :math:`p(x)^{1/T}` normalised, by rejection sampling.
 
@@ -661,6 +673,9 @@ class ProductOfDensities(
         temperature : float, default=1.0
             T > 0, by which the energy is divided: above 1 rows are more random, below 1 nearer to
             the most probable ones.
+        given : array-like, data frame, dict or None, default=None
+            A row, or `n_samples` rows, of which nan and columns that are left out are drawn given
+            the others, as by :meth:`impute`, at temperature 1.
 
         Returns
         -------
@@ -671,6 +686,10 @@ class ProductOfDensities(
         check_temperature(temperature)
         n_numbers = float(n_samples) * self.n_features_in_
         torchtools.check_memory(f"n_samples={n_samples}", n_numbers, torch.float64)
+        if given is not None:
+            self._check_given(temperature)
+            found: np.ndarray = self._sample_given(given, int(n_samples), random_state)
+            return found
         random, n_samples = check_random_state(random_state), int(n_samples)
         log_bound = 0.0 if self._is_pool else math.inf
         why = "have weights that do not sum to one"

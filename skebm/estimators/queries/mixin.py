@@ -23,7 +23,7 @@ from skebm.estimators.queries.joint import Joint, states_of_column
 from skebm.estimators.tables.blocks import ColumnBlock, NumberBlock, StateBlock
 from skebm.estimators.tables.columns import column_numbers
 from skebm.estimators.tables.frames import as_given
-from skebm.estimators.tables.table import Table
+from skebm.estimators.tables.table import Table, is_far
 from skebm.partition.given import LogZGiven
 
 # Relative errors of quadrature: where a density is returned, and where only its mean.
@@ -96,6 +96,29 @@ class QueriesMixin(metaclass=abc.ABCMeta):
         known = ~x.isnan()
         return self._joint().log_sums(x, known, own_generator(x))
 
+    def _sums_of_known(self, x: Tensor) -> LogZGiven:
+        """The same; minus infinity where powers of a known entry overflow."""
+        far = is_far(x)
+        if not bool(far.any()):
+            return self._sums_of(x)
+        value = torch.full((len(x),), -torch.inf, dtype=torch.float64, device=x.device)
+        found, near = LogZGiven.exactly(value), (~far).nonzero()[:, 0]
+        if len(near):
+            found.put(near, self._sums_of(x[near]))
+        return found
+
+    def _check_near(self, x: Tensor, numbers: Tensor | None = None) -> None:
+        """Raise `ValueError` that names a known entry from which nothing else can be computed.
+
+        `numbers` are those of the rows in X.
+        """
+        far = is_far(x)
+        if bool(far.any()):
+            row = int(far.int().argmax())
+            number = row if numbers is None else int(numbers[row])
+            what = "nothing can be computed given it"
+            self._query_table.refuse_row(x[row : row + 1], number, what)
+
     # ---------------------------------------------------------------- marginals
 
     def log_marginal(self, X: Any) -> LogLikelihoods:
@@ -134,7 +157,7 @@ class QueriesMixin(metaclass=abc.ABCMeta):
     def _log_sums_in_units(self, x: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """log p(known entries) + log Z in the units of X, its errors, and whether it is exact."""
         with torch.no_grad():
-            found = self._sums_of(x)
+            found = self._sums_of_known(x)
         parts = (found.value, found.std_error, found.exact)
         sums, error, exact = (part.cpu().numpy().copy() for part in parts)
         return sums - self._query_table.log_volumes((~x.isnan()).cpu().numpy()), error, exact
@@ -166,6 +189,7 @@ class QueriesMixin(metaclass=abc.ABCMeta):
         for j in self._columns("given", given):
             place = self._query_table.entries_of(j)[1]
             alone[:, place] = x[:, place]
+        self._check_near(alone)
         rows = torch.cat([x, alone])
         if bool(rows.isnan().all(1).any()):  # of nothing the sum is Z
             both = self._log_marginals(rows).log_prob
@@ -200,6 +224,7 @@ class QueriesMixin(metaclass=abc.ABCMeta):
         j = self._one_column(column)
         x = self._rows_with_holes(X)
         block, place = self._query_table.entries_of(j)
+        self._check_near(_without(x, place))
         joint, known, generator = self._joint(), ~x.isnan(), own_generator(x)
         name = self._name_of(j)
         with torch.no_grad():
@@ -235,8 +260,8 @@ class QueriesMixin(metaclass=abc.ABCMeta):
         block, place = self._query_table.entries_of(j)
         joint = self._joint()
         if isinstance(block, NumberBlock) and joint.energy is None and joint.base.has_given:
-            x = self._rows_with_holes(X)
-            x[:, place] = torch.nan
+            x = _without(self._rows_with_holes(X), place)
+            self._check_near(x)
             at, known = block.columns.index(j), ~x.isnan()
             mean = joint.means(x.nan_to_num(), known, own_generator(x))[:, place.start]
             found_mean: np.ndarray = mean.numpy() * block.units.scale[at] + block.units.centre[at]
@@ -356,6 +381,7 @@ class QueriesMixin(metaclass=abc.ABCMeta):
         how = checked_how(how, n_draws, n_steps)
         Xv = self._query_input(X)
         x, generator = self._rows_of_input(Xv), self._query_generator(random_state)
+        self._check_near(x)
         with torch.no_grad():
             made = self._filled(x, how, n_draws or 1, n_steps, generator)
         tables = [self._query_table.with_imputations(Xv, rows) for rows in made]
@@ -375,6 +401,7 @@ class QueriesMixin(metaclass=abc.ABCMeta):
         """Draws given the known entries of a row, or of as many rows."""
         X = self._query_input(self._given_rows(given, n_samples))
         x, generator = self._rows_of_input(X), self._query_generator(random_state)
+        self._check_near(x)
         with torch.no_grad():
             (made,) = self._filled(x, "draw", 1, n_steps, generator)
         return self._query_table.with_imputations(X, made)
@@ -450,6 +477,13 @@ class QueriesMixin(metaclass=abc.ABCMeta):
         if coding is not None and (is_bool or j in coding.booleans):
             return as_levels([bool(code) for code in codes])
         return codes
+
+
+def _without(x: Tensor, place: slice) -> Tensor:
+    """Rows x (n, d) of which some entries are not known."""
+    found = x.clone()
+    found[:, place] = torch.nan
+    return found
 
 
 def own_generator(x: Tensor) -> torch.Generator:

@@ -70,7 +70,7 @@ class ModelQueriesMixin(QueriesMixin, OfModel):
         index = (~complete).nonzero().ravel()
         x = torch.where(known[index], rows.take(index), torch.nan)
         with torch.no_grad():
-            sums = self._sums_of(x).value.cpu().numpy()
+            sums = self._sums_of_known(x).value.cpu().numpy()
         volumes = self._recipe.table.log_volumes(known[index].cpu().numpy())
         found[index.cpu().numpy()] = volumes - sums
         return found

@@ -56,7 +56,13 @@ from skebm.estimators.tables.bases import complete_numbers
 from skebm.estimators.tables.blocks import check_known
 from skebm.estimators.tables.columns import Coding
 from skebm.estimators.tables.gross import without_gross_rows
-from skebm.estimators.tables.table import Table, column_table, plain_number_table, shown_names
+from skebm.estimators.tables.table import (
+    Table,
+    column_table,
+    impossible_if_far,
+    plain_number_table,
+    shown_names,
+)
 from skebm.estimators.tables.units import extreme_factors
 from skebm.training.rows import Rows
 from skebm.training.streams import SourceMixin
@@ -398,7 +404,8 @@ class TractableDensity(
         x = self._rows_with_holes(X)
         if x.isnan().any():
             return self._log_marginals(x).log_prob
-        return self._by_blocks(x, "log_prob") - self._table.log_volume
+        found = impossible_if_far(torch.from_numpy(self._by_blocks(x, "log_prob")), x)
+        return found.numpy() - self._table.log_volume
 
     def _by_blocks(self, x: Tensor, method: str) -> np.ndarray:
         """A method of the distribution on rows, some at a time to save memory."""

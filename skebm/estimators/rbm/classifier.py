@@ -356,8 +356,8 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
 
     def _logits_of(self, rows: Rows) -> np.ndarray:
         energy = self._scoring_energy(self._energy_of_net)
-        found = rows.map(energy.class_logits, energy.domain.n_columns)
-        return np.asarray(found.double().numpy())
+        found = rows.map(energy.class_logits, energy.domain.n_columns).double().numpy()
+        return self._recipe.table.check_finite(found, rows, "the logits")
 
     def _log_class_proba(self, x: Tensor) -> Tensor:
         return self._energy_of_net.log_class_proba(x)

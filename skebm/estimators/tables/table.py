@@ -387,6 +387,11 @@ def is_far(x: Tensor) -> Tensor:
     return x.abs().nan_to_num(0.0, posinf=torch.inf).amax(1) > torch.finfo(x.dtype).max ** 0.25
 
 
+def impossible_if_far(log_prob: Tensor, x: Tensor) -> Tensor:
+    """Log-likelihoods (n,) of rows x; minus infinity for nan where powers of the row overflow."""
+    return log_prob.masked_fill(log_prob.isnan() & is_far(x), -torch.inf)
+
+
 def flat_rows(X: Any) -> Any:
     """Flat rows in C order, as another memory layout would change the rounding."""
     if isinstance(X, MappedArray):
