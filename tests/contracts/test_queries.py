@@ -27,6 +27,7 @@ from skebm import (
     SubspaceRBM,
     TractableDensity,
 )
+from skebm.base import LikelihoodWarning
 from skebm.base.processes import collect_warnings
 from skebm.energies import MLP
 from skebm.estimators.queries.mixin import QueriesMixin
@@ -219,6 +220,17 @@ def test_what_is_known_may_be_too_far_away(cls):
     for ask in asked.values():
         with pytest.raises(ValueError, match=r"^Row [01] of X: .* column .?x?0.? lies too far"):
             ask()
+
+
+def test_an_error_that_is_not_known_is_infinite():
+    """All draws of what stands in for the base of a flow may be far from the model."""
+    model = fitted(FlowContrastiveDensity, OF_NUMBERS, NUMBERS)
+    x = np.array([[0.0, NAN, NAN], [300.0, NAN, NAN]])
+    with pytest.warns(LikelihoodWarning, match="1 of 2 rows .* not known"):
+        found = model.log_marginal(x)
+    assert np.isinf(found.std_error).tolist() == [False, True]
+    assert found.lower[1] == -np.inf
+    assert found.upper[1] == np.inf
 
 
 # ------------------------------------------------------------------------------

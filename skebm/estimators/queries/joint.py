@@ -35,6 +35,8 @@ MOST_COMPLETIONS = 1024
 N_DRAWS, MAX_ERROR = (200, 1000, 5000), 0.05
 # Draws of all rows of a call at most, beyond the first ones.
 MOST_DRAWS = 4_000_000
+# Effective number of draws, of fewer than which nothing is known of the error of a mean weight.
+LEAST_EFFECTIVE = 10
 # Components at most of the mixture that stands in for a base without conditionals.
 N_COMPONENTS = 10
 # Weight of its broad component.
@@ -113,7 +115,8 @@ class Joint(NamedTuple):
 
         Direction: exact without a correction, for rows with few completions, and by quadrature for
         rows that miss one number. Otherwise unbiased for the sum, so that its log is low on
-        average, by about half of the squared standard error.
+        average, by about half of the squared standard error; this is infinite, and the log may be
+        far too low, where few draws of the base are near the model.
 
         Parameters
         ----------
@@ -176,6 +179,8 @@ class Joint(NamedTuple):
         mean = w.mean(1)
         value = mean.log() + top[:, 0] + self.base.log_marginal(Clamp(known, x)).double()
         error = w.std(1) / mean / math.sqrt(n_draws)
+        n_effective = w.sum(1).square() / w.square().sum(1)
+        error = error.masked_fill(n_effective < LEAST_EFFECTIVE, math.inf)
         return LogZGiven(value, error, value.clone(), torch.zeros_like(value, dtype=torch.bool))
 
     # ---------------------------------------------------------------- draws

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skebm._validation import check_is_fitted, is_frame
-from skebm.base import Categorical, LogLikelihoods
+from skebm._validation import check_is_fitted, is_frame, warn
+from skebm.base import Categorical, LikelihoodWarning, LogLikelihoods
 from skebm.base.sampler import whole_number
 from skebm.estimators.queries.columns import (
     ColumnConditional,
@@ -97,14 +97,24 @@ class QueriesMixin(metaclass=abc.ABCMeta):
         return self._joint().log_sums(x, known, own_generator(x))
 
     def _sums_of_known(self, x: Tensor) -> LogZGiven:
-        """The same; minus infinity where powers of a known entry overflow."""
-        far = is_far(x)
-        if not bool(far.any()):
-            return self._sums_of(x)
+        """The same; minus infinity where powers of a known entry overflow.
+
+        With a warning where so few draws are near the model that the error is not known.
+        """
         value = torch.full((len(x),), -torch.inf, dtype=torch.float64, device=x.device)
-        found, near = LogZGiven.exactly(value), (~far).nonzero()[:, 0]
+        found, near = LogZGiven.exactly(value), (~is_far(x)).nonzero()[:, 0]
         if len(near):
             found.put(near, self._sums_of(x[near]))
+        n_lost = int(found.std_error.isinf().sum())
+        if n_lost:
+            warn(
+                f"Log-likelihoods of {n_lost} of {len(x)} rows with missing entries are not known: "
+                "they may be far too low, as draws of the base are not near the model given what "
+                "is known.",
+                LikelihoodWarning,
+                ("Use a base nearer to the model, or fewer missing entries.", "base"),
+                ("Ask for fewer missing entries.",),
+            )
         return found
 
     def _check_near(self, x: Tensor, numbers: Tensor | None = None) -> None:
