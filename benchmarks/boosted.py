@@ -94,6 +94,16 @@ def dequantised(x: np.ndarray, random: np.random.Generator) -> np.ndarray:
     return x + (random.random(x.shape) - 0.5) * np.array(gaps)
 
 
+def split(data: Path, name: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Training and test rows of a table, in standard deviations of the former."""
+    random = np.random.default_rng(seed)
+    x = dequantised(table(data, name), random)
+    x = x[random.permutation(len(x))]
+    n = int(0.8 * len(x))
+    scale = x[:n].std(0)
+    return x[:n] / scale, x[n:] / scale
+
+
 def mixture_by_bic(x: np.ndarray, seed: int) -> GaussianMixture:
     """The Gaussian mixture of scikit-learn with the number of components of the least BIC."""
     found = [
@@ -126,11 +136,7 @@ def measure(data: Path, name: str, n_splits: int, chosen: list[str]) -> dict[str
     seconds: dict[str, list[float]] = {}
     errors: list[float] = []
     for seed in range(n_splits):
-        random = np.random.default_rng(seed)
-        x = dequantised(table(data, name), random)
-        x = x[random.permutation(len(x))]
-        n = int(0.8 * len(x))
-        train, test = x[:n] / x[:n].std(0), x[n:] / x[:n].std(0)
+        train, test = split(data, name, seed)
         for model, fit in models(seed).items():
             if model not in chosen:
                 continue
@@ -143,8 +149,12 @@ def measure(data: Path, name: str, n_splits: int, chosen: list[str]) -> dict[str
             scores.setdefault(model, []).extend(found.tolist())
             if model == "trees":
                 errors.append(fitted.log_partition_std_)
-    return {"rows": len(x), "columns": x.shape[1], "scores": scores, "seconds": seconds} | {
-        "log_z_error": errors
+    return {
+        "rows": len(train) + len(test),
+        "columns": train.shape[1],
+        "scores": scores,
+        "seconds": seconds,
+        "log_z_error": errors,
     }
 
 
@@ -272,12 +282,8 @@ def classes(X: np.ndarray, y: np.ndarray, name: str) -> dict[str, Any]:
 
 def samples(data: Path, name: str) -> dict[str, Any]:
     """How well a classifier tells test rows from draws of each model."""
-    random = np.random.default_rng(0)
-    x = dequantised(table(data, name), random)
-    x = x[random.permutation(len(x))]
-    n = int(0.8 * len(x))
-    train, test = x[:n] / x[:n].std(0), x[n:] / x[:n].std(0)
-    row: dict[str, Any] = {"set": f"{name}, {len(x)} x {x.shape[1]}"}
+    train, test = split(data, name, 0)
+    row: dict[str, Any] = {"set": f"{name}, {len(train) + len(test)} x {train.shape[1]}"}
     for label, fit in models(0).items():
         if label == "score matching":
             continue

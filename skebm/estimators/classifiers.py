@@ -313,23 +313,17 @@ class ProbabilisticClassifierMixin(ClassifierMixin, ModelQueriesMixin, Partition
         return self._over_blocks(X, self._log_probabilities_of_block)
 
     def _log_probabilities_of_block(self, X: Any) -> np.ndarray:
-        rows = self._rows_to_score(X)
-        known = rows.present_entries()
-        if known is None:
-            found: np.ndarray = log_softmax(self._logits_of(rows), axis=1)
+        def of_complete(some: Rows) -> np.ndarray:
+            found: np.ndarray = log_softmax(self._logits_of(some), axis=1)
             return found
-        found, complete = np.empty((len(rows), len(self.classes_))), known.all(1)
-        if complete.any():
-            some = rows.subset(complete.nonzero().ravel())
-            some.known = None
-            found[complete.cpu().numpy()] = log_softmax(self._logits_of(some), axis=1)
-        index = (~complete).nonzero().ravel()
-        x = torch.where(known[index], rows.take(index), torch.nan)
-        self._check_near(x, index)
-        with torch.no_grad():
+
+        def of_known(x: Tensor, index: Tensor) -> np.ndarray:
+            self._check_near(x, index)
             logs = self._log_class_proba_of_known(x, own_generator(x))
-        found[index.cpu().numpy()] = logs.log_softmax(1).cpu().numpy()
-        return found
+            found: np.ndarray = logs.log_softmax(1).cpu().numpy()
+            return found
+
+        return self._by_completeness(self._rows_to_score(X), of_complete, of_known)
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Logits; for two classes their difference, the log-odds of the second.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -59,21 +60,42 @@ class ModelQueriesMixin(QueriesMixin, OfModel):
 
     def _energies(self, rows: Rows, *, likely: bool = False) -> np.ndarray:
         """Energies of rows; missing entries are summed out."""
+
+        def of_complete(some: Rows) -> np.ndarray:
+            return super(ModelQueriesMixin, self)._energies(some, likely=likely)
+
+        def of_known(x: Tensor, index: Tensor) -> np.ndarray:
+            sums = self._sums_of_known(x).value.cpu().numpy()
+            volumes: np.ndarray = self._recipe.table.log_volumes((~x.isnan()).cpu().numpy())
+            return volumes - sums
+
+        return self._by_completeness(rows, of_complete, of_known)
+
+    def _by_completeness(
+        self,
+        rows: Rows,
+        of_complete: Callable[[Rows], np.ndarray],
+        of_known: Callable[[Tensor, Tensor], np.ndarray],
+    ) -> np.ndarray:
+        """What is found of complete rows, and of rows x with missing entries, nan, of some numbers.
+
+        In the order of the rows; without gradients of the latter.
+        """
         known = rows.present_entries()
         if known is None:
-            return super()._energies(rows, likely=likely)
-        found, complete = np.empty(len(rows)), known.all(1)
+            return of_complete(rows)
+        complete, parts = known.all(1), []
         if complete.any():
             some = rows.subset(complete.nonzero().ravel())
             some.known = None
-            found[complete.cpu().numpy()] = super()._energies(some, likely=likely)
+            parts.append(of_complete(some))
         index = (~complete).nonzero().ravel()
         x = torch.where(known[index], rows.take(index), torch.nan)
         with torch.no_grad():
-            sums = self._sums_of_known(x).value.cpu().numpy()
-        volumes = self._recipe.table.log_volumes(known[index].cpu().numpy())
-        found[index.cpu().numpy()] = volumes - sums
-        return found
+            parts.append(of_known(x, index))
+        found = np.concatenate(parts)
+        order = torch.cat([complete.nonzero().ravel(), index]).argsort()
+        return found[order.cpu().numpy()]
 
     # ---------------------------------------------------------------- what questions need
 
