@@ -32,6 +32,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from benchmarks._common import shown, write
+from benchmarks.density import load
 from skebm import DeepBoltzmannMachine, RBMEstimator
 from skebm.distributions import ChowLiuTree, IndependentBernoulli
 from skebm.objectives import Penalty
@@ -49,14 +50,7 @@ def rows_of(name: str, data: Path) -> tuple[np.ndarray, ...]:
         X = X[np.random.default_rng(0).permutation(len(X))]
         n = len(X) // 5
         return X[2 * n :], X[:n], X[n : 2 * n]
-    image = name.startswith("mnist")
-    with np.load(data / ("images/binarized_mnist.npz" if image else f"debd/{name}.npz")) as file:
-        d = int(file["d"])
-        parts = [
-            np.unpackbits(file[part], axis=1)[:, :d].astype(np.float32)
-            for part in ("train", "valid", "test")
-        ]
-    return (parts[0][:5000], *parts[1:]) if name == "mnist5k" else tuple(parts)
+    return load(data, name)
 
 
 # ------------------------------------------------------------------------------
