@@ -2,6 +2,7 @@
 
 from skebm.distributions.base import Distribution, Tilt
 from skebm.distributions.bounded import TruncatedGaussian, Uniform
+from skebm.distributions.correlated_classes import CorrelatedClasses
 from skebm.distributions.gaussian import Gaussian
 from skebm.distributions.independent import Columns, IndependentBernoulli, IndependentCategorical
 from skebm.distributions.kernel import KernelDensity
@@ -22,6 +23,7 @@ __all__ = [
     "CategoricalTree",
     "ChowLiuTree",
     "Columns",
+    "CorrelatedClasses",
     "Gaussian",
     "GaussianMixture",
     "IndependentBernoulli",

@@ -173,7 +173,7 @@ class LatentClasses(Distribution):
         generator : torch.Generator or None, default=None
             Draws the initial clusters and the held-out rows; None is one of seed 0.
         """
-        rows = _ScaledRows.of(x, domain, weight, known)
+        rows = ScaledRows.of(x, domain, weight, known)
         if generator is None:
             generator = torch.Generator(x.device).manual_seed(0)
         n_most = max(FEWEST_ROWS, MOST_ENTRIES // x.shape[1])
@@ -206,7 +206,7 @@ class LatentClasses(Distribution):
         """
         if self.n_classes == 1 or not self.mean.shape[1]:
             return self
-        rows = _ScaledRows.of(x, self.domain, weight, known)
+        rows = ScaledRows.of(x, self.domain, weight, known)
         p, share = rows.overall(), share_of_a_row(len(rows.w))
         logits = torch.cat([torch.logit(p[: rows.n_bits]), p[rows.n_bits :].log()])
         wider = [1.0, rows.largest_correlation()]
@@ -326,20 +326,31 @@ class LatentClassTilt(Tilt):
     field : Tensor of shape (n, d)
     known : Clamp or None
         Entries that are known; the others are distributed given them.
+    log_evidence : Tensor of shape (n, K) or None, default=None
+        What other columns of a row say of its class, up to a constant for each row.
     """
 
-    def __init__(self, distribution: LatentClasses, field: Tensor, known: Clamp | None = None):
+    def __init__(
+        self,
+        distribution: LatentClasses,
+        field: Tensor,
+        known: Clamp | None = None,
+        log_evidence: Tensor | None = None,
+    ):
         self.distribution, self.field, self.known = distribution, field, known
+        self.log_evidence = log_evidence
 
     def given(self, clamp: Clamp) -> LatentClassTilt:
         """The tilt given known entries; `log_normaliser` sums over rows that agree."""
-        return LatentClassTilt(self.distribution, self.field, clamp)
+        return LatentClassTilt(self.distribution, self.field, clamp, self.log_evidence)
 
     @functools.cached_property
     def log_joint(self) -> Tensor:
         """log of the sum over all rows of class c that agree with the known entries, (n, K)."""
         rows = torch.arange(len(self.field), device=self.field.device)
-        return map_chunks(self._log_joint, rows, self.distribution.n_classes * self.field.shape[1])
+        size = self.distribution.n_classes * self.field.shape[1]
+        found: Tensor = map_chunks(self._log_joint, rows, size)
+        return found if self.log_evidence is None else found + self.log_evidence.to(found)
 
     def _log_joint(self, rows: Tensor) -> Tensor:
         """Of some rows, by products with the classes instead of terms for each row and class.
@@ -461,7 +472,7 @@ def _data_rows(x: Tensor, w: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
     return x[index], w
 
 
-class _ScaledRows:
+class ScaledRows:
     """Rows of float64, real columns standardised, and their weights: the input of EM.
 
     Entries that are missing, nan, are 0 here, and are told from others by `known`.
@@ -481,12 +492,13 @@ class _ScaledRows:
         varying = varies(real, x.dtype)
         self.scale = usable_scale((share * (real - self.centre).square()).sum(0) / total, varying)
         self.real = torch.where(varying, (real - self.centre) / self.scale, 0.0)
+        self.varying = varying
         self.least = torch.where(varying, LEAST_VARIANCE, 1.0)
 
     @classmethod
     def of(
         cls, x: Tensor, domain: Domain, weight: Tensor | None, known: Tensor | None
-    ) -> _ScaledRows:
+    ) -> ScaledRows:
         """The rows of positive weight; `ValueError` for unusable ones."""
         _kinds(domain)
         x = x.detach() if known is None else torch.where(known, x.detach(), 0.0)
@@ -494,7 +506,7 @@ class _ScaledRows:
         x = x.double() if known is None else torch.where(known, x.double(), math.nan)
         return cls(*_data_rows(x[w > 0], w[w > 0], domain), domain)
 
-    def subset(self, index: Tensor) -> _ScaledRows:
+    def subset(self, index: Tensor) -> ScaledRows:
         """Some of the rows, in the same units."""
         subset = copy.copy(self)
         subset.discrete, subset.real, subset.w = (
@@ -559,10 +571,7 @@ class _ScaledRows:
     def m_step(self, of_class: Tensor, prior: float) -> LatentClasses:
         """The M-step: a model from the probabilities of the classes, (n, K)."""
         weight = self.w[:, None] * of_class
-        of_discrete, of_real = self.counts(weight)
-        # Rows of the overall mean levels are added.
-        p = (weight.t() @ self.discrete + prior * self.overall()) / (of_discrete + prior)
-        logits = torch.cat([torch.logit(p[:, : self.n_bits]), p[:, self.n_bits :].log()], 1)
+        of_real = self.counts(weight)[1]
         mean = weight.t() @ self.real / of_real.clamp_min(1e-12)
         # Of standardised columns: the differences of squares cancel no digits that matter.
         scatter = (weight.t() @ self.real.square() - of_real * mean.square()).clamp_min(0)
@@ -571,10 +580,20 @@ class _ScaledRows:
         return LatentClasses(
             (weight.sum(0) + 1).log(),
             self.domain,
-            logits=logits,
+            logits=self.logits(of_class, prior),
             mean=mean,
             scale=torch.maximum(variance, self.least).sqrt(),
         )
+
+    def logits(self, of_class: Tensor, prior: float) -> Tensor:
+        """Log-odds of bits and log-probabilities of levels in classes, (K, .); part of the M-step.
+
+        Rows of the overall mean levels are added, as many as the prior is worth.
+        """
+        weight = self.w[:, None] * of_class
+        of_discrete = self.counts(weight)[0]
+        p = (weight.t() @ self.discrete + prior * self.overall()) / (of_discrete + prior)
+        return torch.cat([torch.logit(p[:, : self.n_bits]), p[:, self.n_bits :].log()], 1)
 
     def log_joint(self, q: LatentClasses) -> Tensor:
         """log pi_c p(x given c), (n, K), by matrix products."""
@@ -598,7 +617,7 @@ class _ScaledRows:
 
 
 def _likeliest_size(
-    rows: _ScaledRows, priors: Sequence[float], generator: torch.Generator
+    rows: ScaledRows, priors: Sequence[float], generator: torch.Generator
 ) -> tuple[int, float]:
     """Number of classes, and prior, with which held-out rows are most likely."""
     n = len(rows.w)

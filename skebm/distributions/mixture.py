@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from numbers import Real as RealNumber
 from typing import Any, NamedTuple
 
@@ -59,12 +60,16 @@ class Prior(NamedTuple):
 
 
 class EMResult(NamedTuple):
-    """Weights, means and covariances, and the penalised log-likelihood per row of each step."""
+    """Weights, means and covariances, and the penalised log-likelihood per row of each step.
+
+    `responsibilities` (n, K) are those under the model of the other attributes.
+    """
 
     weights: Tensor
     means: Tensor
     covariances: Tensor
     path: list[float]
+    responsibilities: Tensor
 
 
 def expectation_maximisation(
@@ -75,8 +80,12 @@ def expectation_maximisation(
     max_iter: int,
     tol: float,
     prior_rows: float | None = None,
+    others: Callable[[Tensor], Tensor] | None = None,
 ) -> EMResult:
     """EM for standardised rows z (n, d) of weights w (n,), initialised by clusters 0 to K - 1.
+
+    Rows may have columns of other kinds, independent of z within a component: `others` fits them
+    to responsibilities (n, K), and returns their log-probabilities within the components, (n, K).
 
     The prior (as in Fraley and Raftery, 2007) is worth d + 2 rows for each component. Its centre is
     the pooled covariance within the components, itself shrunk by two rows towards I / K^(2 / d),
@@ -94,8 +103,9 @@ def expectation_maximisation(
         for _ in range(max_iter):
             covariances = prior.covariances(count, scatter)
             weights = count / count.sum()
+            beside = None if others is None else others(responsibilities)
             responsibilities, log_likelihood, penalty = expectation_step(
-                z, w, weights, means, covariances, prior
+                z, w, weights, means, covariances, prior, beside
             )
             objective = (log_likelihood + penalty) / float(w.sum())
             path.append(objective)
@@ -109,7 +119,7 @@ def expectation_maximisation(
                 responsibilities = remaining / remaining.sum(1, keepdim=True).clamp_min(1e-300)
                 before = -math.inf
             count, means, scatter = component_statistics(z, w, responsibilities)
-    return EMResult(weights, means, covariances, path)
+    return EMResult(weights, means, covariances, path, responsibilities)
 
 
 def make_prior(
@@ -154,9 +164,18 @@ def cholesky_factors(covariances: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def expectation_step(
-    z: Tensor, w: Tensor, weights: Tensor, means: Tensor, covariances: Tensor, prior: Prior
+    z: Tensor,
+    w: Tensor,
+    weights: Tensor,
+    means: Tensor,
+    covariances: Tensor,
+    prior: Prior,
+    beside: Tensor | None = None,
 ) -> tuple[Tensor, float, float]:
-    """The E-step: responsibilities (n, K), the log-likelihood and the log-density of the prior."""
+    """The E-step: responsibilities (n, K), the log-likelihood and the log-density of the prior.
+
+    `beside` (n, K) are log-probabilities of other columns within the components.
+    """
     scale_tril, inverse_tril = cholesky_factors(covariances)
     d = z.shape[1]
     constant = (
@@ -172,6 +191,8 @@ def expectation_step(
         return torch.sub(constant, white.sum(2), alpha=0.5)
 
     log_joint = map_chunks(logits, z, maps.shape[1])
+    if beside is not None:
+        log_joint += beside
     total = log_joint.logsumexp(1)
     responsibilities = log_joint.sub_(total[:, None]).exp_()
     return responsibilities, float(w @ total), prior.log_density(scale_tril, inverse_tril)

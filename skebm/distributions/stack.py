@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from skebm._validation import sample_that_varies, that_vary
-from skebm.base import Clamp, Real
+from skebm.base import Clamp, Domain, Real
+from skebm.base.domains import parts_of
 from skebm.distributions._fitting import (
     draw_index,
     positive_weight_rows,
@@ -23,8 +24,10 @@ from skebm.distributions.base import Distribution, Envelope
 from skebm.distributions.bounded import TruncatedGaussian, Uniform
 from skebm.distributions.conditionals import Given
 from skebm.distributions.conditionals.column import NormalMixtures
+from skebm.distributions.correlated_classes import CorrelatedClasses
 from skebm.distributions.gaussian import Gaussian
 from skebm.distributions.kernel import KernelDensity
+from skebm.distributions.latent_classes import LatentClasses
 from skebm.distributions.low_rank import LowRankMixture
 from skebm.distributions.mixture import GaussianMixture
 
@@ -75,7 +78,7 @@ class Stack(Distribution):
     Parameters
     ----------
     parts : sequence of Distribution
-        :math:`q_m`, of flat unbounded real rows of the same number of columns.
+        :math:`q_m`, of flat rows of the same columns, whose numbers are unbounded.
     weights : Tensor of shape (M,)
         a, positive; they sum to 1.
 
@@ -106,13 +109,13 @@ class Stack(Distribution):
         self.parts = tuple(parts)
         if not self.parts or not all(isinstance(part, Distribution) for part in self.parts):
             raise ValueError("parts must be distributions, at least one.")
-        self.domain = Real(tuple(self.parts[0].domain.row_shape))
-        if len(self.domain.row_shape) != 1 or any(
-            part.domain != self.domain for part in self.parts
-        ):
+        self.domain = self.parts[0].domain
+        flat = len(self.domain.row_shape) == 1
+        bounded = isinstance(self.domain, Real) and self.domain != Real(self.domain.row_shape)
+        if not flat or bounded or any(part.domain != self.domain for part in self.parts):
             raise ValueError(
-                "parts must be distributions of flat unbounded real rows of the same columns, got "
-                f"{', '.join(str(part.domain) for part in self.parts)}."
+                "parts must be distributions of flat rows of the same columns, whose numbers are "
+                f"unbounded, got {', '.join(str(part.domain) for part in self.parts)}."
             )
         if not isinstance(weights, Tensor) or weights.shape != (len(self.parts),):
             raise ValueError(
@@ -131,6 +134,7 @@ class Stack(Distribution):
         x: Tensor,
         weight: Tensor | None = None,
         *,
+        domain: Domain | None = None,
         kernels: bool = True,
         low_rank: bool = False,
         generator: torch.Generator | None = None,
@@ -168,6 +172,8 @@ class Stack(Distribution):
         weight : Tensor of shape (n,) or None, default=None
             Non-negative, not all zero: the importance of rows, on any scale. Equal rows are one row
             of their total weight.
+        domain : Domain or None, default=None
+            Binary, categorical and real columns, in this order; None is real ones alone.
         kernels : bool, default=True
             Whether there is a kernel density, which takes several times as long as the mixtures.
         low_rank : bool, default=False
@@ -184,7 +190,7 @@ class Stack(Distribution):
         Stack
             A stack in the precision and on the device of x.
         """
-        kind: dict[str, Any] = {"low_rank": low_rank, "generator": generator}
+        kind: dict[str, Any] = {"domain": domain, "low_rank": low_rank, "generator": generator}
         validation = _cross_validate(x, weight, kernels=kernels, progress=progress, **kind)
         return cls(*validation.parts_and_weights()).to(x.device, x.dtype)
 
@@ -272,7 +278,19 @@ class Stack(Distribution):
 
     @property
     def has_given(self) -> bool:
-        return all(part.has_given for part in self.parts) and self.has_marginal
+        return all(part.has_given for part in self.parts) and self.has_log_marginal
+
+    @property
+    def has_log_marginal(self) -> bool:
+        return all(part.has_log_marginal for part in self.parts)
+
+    def log_marginal(self, clamp: Clamp) -> Tensor:
+        return self._log_marginals(clamp).logsumexp(1)
+
+    def _log_marginals(self, clamp: Clamp) -> Tensor:
+        """Log of the weight of each part times its density of the known entries, (n, M)."""
+        found = torch.stack([part.log_marginal(clamp) for part in self.parts], 1)
+        return found + self.weights.log().to(found)
 
     @property
     def has_marginal(self) -> bool:
@@ -304,10 +322,9 @@ class StackGiven(Given):
     def _shares(self) -> Tensor:
         """Conditional weights of the parts, (n, M), in float64."""
         clamp = Clamp(self.clamp.mask, self.clamp.value.double())
-        like = clamp.value
-        parts = [part.to(like.device, like.dtype) for part in self.distribution.parts]
-        log_weight = torch.stack([part.log_marginal(clamp) for part in parts], 1)
-        return (log_weight + self.distribution.weights.double().log()).softmax(1)
+        exact = self.distribution.to(clamp.value.device, clamp.value.dtype)
+        found: Tensor = exact._log_marginals(clamp).softmax(1)
+        return found
 
     @functools.cached_property
     def mean(self) -> Tensor:  # type: ignore[override]
@@ -503,6 +520,7 @@ def _cross_validate(
     low_rank: bool,
     generator: torch.Generator | None,
     progress: Callable[[Sequence[Any]], Iterator[Any]],
+    domain: Domain | None = None,
 ) -> CrossValidation:
     """Fit the candidates to all rows, and to all but each fold, whose rows judge them."""
     rows, w = _in_order(*positive_weight_rows(x, weight))
@@ -511,7 +529,9 @@ def _cross_validate(
     order = torch.randperm(len(rows), generator=generator, device=generator.device)
     rows, w = _sample_of_rows(rows, w, order)
     seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
-    if low_rank:
+    if domain is not None:
+        candidates = _mixed_candidates(len(rows), domain, seed)
+    elif low_rank:
         candidates = _low_rank_candidates(len(rows), rows.shape[1], seed)
     else:
         candidates = _candidates(len(rows), rows.shape[1], seed, kernels=kernels)
@@ -578,6 +598,32 @@ def _candidates(n: int, d: int, seed: int, *, kernels: bool) -> list[Candidate]:
                 Candidate(f"mixture of {size}", mixture(size, prior)) for prior in PRIORS
             ]
     return candidates
+
+
+def _mixed_candidates(n: int, domain: Domain, seed: int) -> list[Candidate]:
+    """The distributions of n rows of several kinds of columns; last a single class."""
+
+    def classes(x: Tensor, w: Tensor) -> Distribution:
+        generator = torch.Generator(x.device).manual_seed(seed)
+        return LatentClasses.fit(x, domain, w, generator=generator)
+
+    def mixture(size: int, prior: dict[str, Any]) -> Callable[[Tensor, Tensor], Distribution]:
+        def fit(x: Tensor, w: Tensor) -> Distribution:
+            generator = torch.Generator(x.device).manual_seed(seed)
+            kind: dict[str, Any] = {"tol": TOLERANCE, "generator": generator} | prior
+            return CorrelatedClasses.fit(x, domain, w, size, **kind)
+
+        return fit
+
+    n_real = sum(part.n_columns for part in parts_of(domain) if isinstance(part, Real))
+    work = n * (n_real**2 + domain.n_columns)
+    most = min(n * (N_FOLDS - 1) / N_FOLDS / ROWS_PER_COMPONENT, MOST_WORK / work)
+    sizes = [size for size in reversed(SIZES) if size <= max(1, most)]
+    mixtures = [(size, prior) for size in sizes for prior in PRIORS]
+    return [
+        Candidate("latent classes", classes),
+        *(Candidate(f"{size} classes", mixture(size, prior)) for size, prior in mixtures),
+    ]
 
 
 def _low_rank_candidates(n: int, d: int, seed: int) -> list[Candidate]:

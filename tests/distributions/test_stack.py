@@ -168,7 +168,11 @@ def test_copies_share_no_tensors():
     [
         ([], torch.ones(1), "at least one"),
         ([1.0], torch.ones(1), "must be distributions"),
-        ([IndependentBernoulli(torch.zeros(2))], torch.ones(1), "unbounded real rows"),
+        (
+            [Gaussian(torch.zeros(2), 1.0), IndependentBernoulli(torch.zeros(2))],
+            torch.ones(2) / 2,
+            "the same columns",
+        ),
         ([TruncatedGaussian.fit(torch.rand(9, 2), None, 0.0, 1.0)], torch.ones(1), "unbounded"),
         ([Gaussian(torch.zeros(1, 2, 2), 1.0)], torch.ones(1), "flat"),
         ([Gaussian(torch.zeros(2), 1.0)] * 2, torch.ones(3) / 3, r"shape \(2,\)"),

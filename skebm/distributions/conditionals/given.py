@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -79,7 +80,33 @@ class MixtureGiven(Given):
     """Mixtures of normal distributions, components weighted by their density of the known entries.
 
     Rows with the same known entries are processed together, in float64.
+
+    Parameters
+    ----------
+    distribution : GaussianMixture
+    clamp : Clamp
+    log_evidence : Tensor of shape (n, K) or None, default=None
+        What other columns of a row say of its component, up to a constant for each row.
     """
+
+    def __init__(self, distribution: Any, clamp: Clamp, log_evidence: Tensor | None = None):
+        super().__init__(distribution, clamp)
+        self.log_evidence = log_evidence
+
+    def given(self, clamp: Clamp) -> MixtureGiven:
+        both = super().given(clamp)
+        return MixtureGiven(self.distribution, both.clamp, self.log_evidence)
+
+    @functools.cached_property
+    def log_joint(self) -> Tensor:
+        """Log of the weight of each component times its density of the known entries, (n, K)."""
+        n_components = self.distribution.n_components
+        found = torch.empty(
+            len(self.clamp.value), n_components, dtype=torch.float64, device=self.clamp.value.device
+        )
+        for rows, _, _, _, logits in self._known_parts():
+            found[rows] = logits.t()
+        return found if self.log_evidence is None else found + self.log_evidence
 
     @functools.cached_property
     def mean(self) -> Tensor:  # type: ignore[override]
@@ -110,32 +137,48 @@ class MixtureGiven(Given):
         return in_order(found)
 
     def _parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
-        """Chunks of m rows with the same f unknown columns.
+        """Chunks of m rows with the same f unknown columns, at least one.
 
         Yields the row numbers (m,), the columns (f,), the conditional mixing weights (m, K), means
         (K, m, f) and Cholesky factors of the covariances (K, f, f).
+        """
+        means = self.distribution.components()[1]
+        for rows, order, tril, white, logits in self._known_parts():
+            k = white.shape[1]
+            free = order[k:]
+            if not len(free):
+                continue
+            weight = logits.t()
+            if self.log_evidence is not None:
+                weight = weight + self.log_evidence[rows]
+            shift = torch.matmul(tril[:, k:, :k], white).transpose(1, 2)
+            weight = weight.softmax(1).contiguous()
+            yield rows, free, weight, means[:, None, free] + shift, tril[:, k:, k:]
+
+    def _known_parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
+        """Chunks of m rows with the same k known columns.
+
+        Yields the row numbers (m,), all columns with the known ones first (d,), the Cholesky
+        factors of the covariances in this order (K, d, d), the whitened known columns (K, k, m),
+        and the log of the weights of the components times their densities of these (K, m).
         """
         log_weight, means, covariances = self.distribution.components()
         n_components, d = means.shape
         patterns, member = distinct_masks(self.clamp.mask)
         for number, known in enumerate(patterns):
-            if known.all():
-                continue
             order = torch.cat([known.nonzero()[:, 0], (~known).nonzero()[:, 0]])
-            k, free = int(known.sum()), order[int(known.sum()) :]
+            k = int(known.sum())
             # With the known columns first, the lower blocks of the Cholesky factor are the
             # regression on the whitened known columns and the factor of the conditional covariance.
             tril = torch.linalg.cholesky(covariances[:, order][:, :, order])
             constant = log_weight - tril[:, :k, :k].diagonal(dim1=1, dim2=2).log().sum(1)
+            constant = constant - k / 2 * math.log(math.tau)
             rows = (member == number).nonzero()[:, 0]
             for part in rows.split(max(1, CHUNK // (d * max(d, n_components)))):
                 value = self.clamp.value[part[:, None], order[:k]].double()
                 centred = (value - means[:, None, order[:k]]).transpose(1, 2)  # (K, k, m)
                 white = torch.linalg.solve_triangular(tril[:, :k, :k], centred, upper=False)
-                logits = constant[:, None] - white.square().sum(1) / 2
-                weight = logits.softmax(0).t().contiguous()
-                shift = torch.matmul(tril[:, k:, :k], white).transpose(1, 2)
-                yield part, free, weight, means[:, None, free] + shift, tril[:, k:, k:]
+                yield part, order, tril, white, constant[:, None] - white.square().sum(1) / 2
 
 
 class KernelGiven(Given):

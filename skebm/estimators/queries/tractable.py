@@ -33,11 +33,14 @@ from skebm._validation import (
     warn,
 )
 from skebm.base import Clamp, SamplingWarning, torchtools
+from skebm.base import Real as RealDomain
+from skebm.base.domains import parts_of
 from skebm.base.energy import check_temperature
 from skebm.base.processes import TasksMixin
 from skebm.base.sampler import whole_number
 from skebm.distributions import (
     Affine,
+    CorrelatedClasses,
     Distribution,
     Gaussian,
     GaussianMixture,
@@ -109,10 +112,12 @@ class TractableDensity(
     columns are exact as well: scores of rows with missing entries, predictions of a column from
     others with their quantiles, imputations.
 
-    Columns of text, categories and booleans of a frame are levels and bits; a table that has any is
-    modelled by latent classes (:class:`skebm.distributions.LatentClasses`). Entries may be missing
-    in `fit`, too. Latent classes are fitted to the known ones by expectation-maximisation. Missing
-    numbers are drawn in turn from a mixture of normals and from the distribution itself, given the
+    Columns of text, categories and booleans of a frame are levels and bits; a table of these alone
+    is modelled by latent classes (:class:`skebm.distributions.LatentClasses`). With numbers beside
+    them, the stack has latent classes and mixtures whose numbers are correlated within a class
+    (:class:`skebm.distributions.CorrelatedClasses`). Entries may be missing in `fit`, too. Latent
+    classes are fitted to the known ones by expectation-maximisation. Where there are numbers,
+    missing entries are drawn in turn from a mixture and from the distribution itself, given the
     known ones, and these are fitted to the completed rows (stochastic EM); the model is the average
     of three such fits. These draws, and imputations by a model that was fitted to such rows, are
     without its kernels, as a kernel at a completed row returns its completion (of ``"kernel"``,
@@ -153,8 +158,8 @@ class TractableDensity(
     Attributes
     ----------
     distribution_ : Distribution
-        The fitted distribution, in float64: of columns of numbers in their own units; latent
-        classes of bits, levels and standardised numbers.
+        The fitted distribution, in float64: of columns of numbers in their own units; of bits,
+        levels and standardised numbers where there are several kinds.
     n_features_in_, feature_names_in_ : int, ndarray of shape (n_features,)
 
     See Also
@@ -237,7 +242,7 @@ class TractableDensity(
         names = shown_names(getattr(self, "feature_names_in_", None), X.shape[1])
         if mixed:
             self._table = column_table(X, weight, self._coding, names)
-            self.distribution_ = self._imputer = self._fit_classes(X, weight, generator)
+            self.distribution_, self._imputer = self._fit_columns(X, weight, generator)
             return self
         self._table = plain_number_table(names)
         X, weight = distinct_rows(X, weight)
@@ -273,7 +278,7 @@ class TractableDensity(
         if mixed and self.distribution != "stack":
             raise ValueError(
                 f'distribution="{self.distribution}" is one of numbers, and these columns are of '
-                'several kinds: leave distribution="stack", which takes latent classes for them, '
+                'several kinds: leave distribution="stack", which takes classes for them, '
                 "or encode them as numbers (TableEncoder)."
             )
         return {
@@ -282,16 +287,32 @@ class TractableDensity(
             if self.distribution not in USED_BY.get(name, (self.distribution,))
         }
 
-    def _fit_classes(
+    def _fit_columns(
         self, X: np.ndarray, weight: np.ndarray | None, generator: torch.Generator
-    ) -> Distribution:
-        """Latent classes of bits, levels and numbers, of which some entries may be missing."""
+    ) -> tuple[Distribution, Distribution]:
+        """The distribution of bits, levels and numbers, and what draws missing entries."""
         cpu = torch.device("cpu")
         rows = self._table.rows(X, device=cpu, dtype=torch.float64, weight=weight)
         rows.complete(self._table.widths)
         x, domain, w = rows.block(0, len(rows)), self._table.domain, rows.counts
-        found = LatentClasses.fit(x, domain, w, known=rows.known, generator=generator)
-        return found.with_broad_class(x, w, rows.known)
+        classes = LatentClasses.fit(x, domain, w, known=rows.known, generator=generator)
+        classes = classes.with_broad_class(x, w, rows.known)
+        kinds = {isinstance(part, RealDomain) for part in parts_of(domain)}
+        if len(kinds) == 1:
+            return classes, classes
+
+        def fit(x: Tensor) -> Distribution:
+            found = Stack.fit(x, w, domain=domain, generator=generator)
+            # Of all rows and of what is known of them, unlike the parts of a stack.
+            parts = [classes if isinstance(q, LatentClasses) else q for q in found.parts]
+            return Stack(parts, found.weights)
+
+        if rows.known is None:
+            found = fit(x)
+            return found, found
+        clamp = Clamp(rows.known, x)
+        x = clamp.apply(classes.given(clamp).sample(generator))
+        return self._fit_completed(x, rows.known, w, fit, classes, generator)
 
     def _fit_known(
         self, x: Tensor, w: Tensor, generator: torch.Generator
@@ -304,11 +325,29 @@ class TractableDensity(
         rows = Rows(x, w, dtype=x.dtype, device=x.device)
         rows.complete((1,) * x.shape[1])
         x = complete_numbers(rows.block(0, len(rows)), known, w, generator)
+        columns = independent_normal(x, known, w)
+        fit = functools.partial(self._fit_distribution, w=w, generator=generator)
+        return self._fit_completed(x, known, w, fit, columns, generator)
+
+    def _fit_completed(
+        self,
+        x: Tensor,
+        known: Tensor,
+        w: Tensor,
+        fit: Callable[[Tensor], Distribution],
+        fallback: Distribution,
+        generator: torch.Generator,
+    ) -> tuple[Distribution, Distribution]:
+        """The average of fits to rows (n, d) that are completed in several ways.
+
+        In turn, `fit` is applied to completed rows, which are completed anew by what draws missing
+        entries. `fallback` is what there is where little is known, of the weight of one row.
+        """
         fitted: list[Distribution] = []
         imputers: list[Distribution] = []
         completed = []
         for _ in range(N_COMPLETIONS):
-            fitted.append(self._fit_distribution(x, w, generator))
+            fitted.append(fit(x))
             imputers.append(widened(without_kernels(fitted[-1]) or Gaussian.fit(x, w), w))
             completed.append(x)
             clamp = Clamp(known, x)
@@ -316,12 +355,10 @@ class TractableDensity(
         if self.distribution == "gaussian":
             one = Gaussian.fit(torch.cat(completed), w.repeat(N_COMPLETIONS))
             return one, one
-        # Where little is known, independent columns are what there is to fall back on.
         share = share_of_a_row(len(x))
         even = torch.full((N_COMPLETIONS,), (1 - share) / N_COMPLETIONS, dtype=x.dtype)
         weights = torch.cat([even, even.new_tensor([share])])
-        columns = independent_normal(x, known, w)
-        return Stack([*fitted, columns], weights), Stack([*imputers, columns], weights)
+        return Stack([*fitted, fallback], weights), Stack([*imputers, fallback], weights)
 
     def _fit_distribution(self, x: Tensor, w: Tensor, generator: torch.Generator) -> Distribution:
         if self.distribution == "gaussian":
@@ -506,8 +543,8 @@ class TractableDensity(
             return self._table.invert(self.distribution_.sample(int(n_samples), generator))
         if not self.distribution_.has_tempered:
             raise ValueError(
-                f"temperature={temperature} needs a power of latent classes, which has no closed "
-                "form: use temperature=1.0."
+                f"temperature={temperature} needs a power of a mixture of classes, which has no "
+                "closed form: use temperature=1.0."
             )
         proposal, log_bound = tempered(self, temperature)
         bounded = math.isfinite(log_bound)
@@ -567,8 +604,12 @@ def widened(q: Distribution, weight: Tensor) -> Distribution:
     """
     if isinstance(q, Stack):
         return Stack([widened(part, weight) for part in q.parts], q.weights)
-    if not isinstance(q, GaussianMixture):
-        return q
+    if isinstance(q, CorrelatedClasses):
+        return CorrelatedClasses(q.levels, _widened_mixture(q.numbers, weight))
+    return _widened_mixture(q, weight) if isinstance(q, GaussianMixture) else q
+
+
+def _widened_mixture(q: GaussianMixture, weight: Tensor) -> GaussianMixture:
     d = q.means.shape[1]
     m = q.weights * (weight.sum().square() / weight.square().sum()) + d + 2
     factor = ((m + d) / (m - d)).square().clamp(max=MOST_WIDENING)

@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from skebm import TractableDensity
-from skebm.distributions import Gaussian, LatentClasses
+from skebm import RBMEstimator, TractableDensity
+from skebm.distributions import Gaussian, LatentClasses, Stack
 from tests.support.tiers import full, only_full
 
 random = np.random.default_rng(0)
@@ -45,19 +45,40 @@ def test_the_likelihood_of_known_entries_is_that_of_the_marginal():
     np.testing.assert_allclose(model.score_samples(x), [*expected, 0.0], rtol=1e-9)
 
 
-def test_frames_with_categories_are_latent_classes():
+def test_frames_of_categories_are_latent_classes_and_with_numbers_a_stack():
     frame = pd.DataFrame({"x": X[:, 0], "kind": np.where(X[:, 0] > 0, "a", "b")})
     frame.loc[:20, "kind"] = None
+    levels = TractableDensity(random_state=0).fit(frame[["kind"]])
+    assert isinstance(levels.distribution_, LatentClasses)
     model = TractableDensity(random_state=0).fit(frame)
-    assert isinstance(model.distribution_, LatentClasses)
+    assert isinstance(model.distribution_, Stack)
     asked = pd.DataFrame({"x": [2.0, -2.0], "kind": [None, None]})
     assert model.predict_column(asked, "kind").tolist() == ["a", "b"]
-    with pytest.raises(ValueError, match="latent classes"):
+    with pytest.raises(ValueError, match="several kinds"):
         TractableDensity("kernel").fit(frame)
     with pytest.raises(ValueError, match="no gradients"):
         model.score_function(frame)
     with pytest.raises(ValueError, match="temperature"):
         model.sample(2, temperature=2.0)
+
+
+def test_numbers_are_correlated_within_the_levels_of_a_frame():
+    random = np.random.default_rng(0)
+    z, up = random.standard_normal((450, 2)), random.random(450) < 0.5
+    y = np.where(up, 1, -1) * z[:, 0] + 0.2 * z[:, 1]
+    frame = pd.DataFrame({"x": z[:, 0], "y": y, "kind": np.where(up, "up", "down")})
+    holes = frame[:300].mask(random.random((300, 3)) < 0.2).dropna(how="all")
+    model, new = TractableDensity(random_state=0).fit(holes), frame[300:]
+    classes = RBMEstimator(base="latent-classes", n_iter=0, random_state=0).fit(holes)
+    gain = model.score_samples(new) - classes.score_samples(new)
+    assert gain.mean() > 3 * gain.std() / len(gain) ** 0.5
+    error = model.predict_column(new.assign(y=np.nan), "y") - new["y"]
+    assert np.sqrt(np.mean(error**2)) == pytest.approx(0.2, rel=0.3)
+    kinds = model.predict_column(new.assign(kind=None), "kind")
+    assert (kinds == new["kind"].to_numpy()).mean() > 0.85
+    filled = model.impute(holes, 0)
+    assert not filled.isna().any().any()
+    assert filled.dtypes.equals(holes.dtypes)
 
 
 def test_an_unseen_level_counts_as_missing():
