@@ -181,19 +181,23 @@ class Distribution(abc.ABC):
         if bool(mask.all()):
             return self.log_prob(value)
         found = torch.zeros(len(value), dtype=value.dtype, device=value.device)
+        some = mask.any(1)
+        found[some] = self._log_marginal(Clamp(mask[some], value[some])).to(found)
+        return found
+
+    def _log_marginal(self, known: Clamp) -> Tensor:
+        """:meth:`log_marginal` of rows of which something is known; other values are 0."""
+        mask, value = known
         if self.has_tilted:
-            some = mask.any(1)
-            known = Clamp(mask[some], value[some])
-            found[some] = self.tilted(torch.zeros_like(known.value)).given(known).log_normaliser
-            return found
+            return self.tilted(torch.zeros_like(value)).given(known).log_normaliser
+        found = torch.zeros(len(value), dtype=value.dtype, device=value.device)
         patterns, member = distinct_masks(mask)
         for number, known_columns in enumerate(patterns):
             columns = known_columns.nonzero()[:, 0]
-            if len(columns):
-                rows = (member == number).nonzero()[:, 0]
-                at = value[rows[:, None], columns]
-                whole = len(columns) == mask.shape[1]
-                found[rows] = (self if whole else self.marginal(columns)).log_prob(at)
+            rows = (member == number).nonzero()[:, 0]
+            at = value[rows[:, None], columns]
+            whole = len(columns) == mask.shape[1]
+            found[rows] = (self if whole else self.marginal(columns)).log_prob(at)
         return found
 
     def flip_log_ratio(self, x: Tensor) -> Tensor:

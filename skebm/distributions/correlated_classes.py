@@ -73,8 +73,8 @@ class CorrelatedClasses(Distribution):
     def __init__(self, levels: LatentClasses, numbers: GaussianMixture):
         if levels.mean.shape[1] or levels.n_classes != numbers.n_components:
             raise ValueError(
-                "levels must be latent classes of bits and categories alone, one for each component "
-                f"of numbers, got {levels} and {numbers}."
+                "levels must be latent classes of bits and categories alone, one for each "
+                f"component of numbers, got {levels} and {numbers}."
             )
         self.domain = Mixed((*parts_of(levels.domain), numbers.domain))
         logits, width = levels.logits, levels.mean
@@ -185,9 +185,8 @@ class CorrelatedClasses(Distribution):
     def has_log_marginal(self) -> bool:
         return True
 
-    def log_marginal(self, clamp: Clamp) -> Tensor:
-        found: Tensor = self.given(clamp).log_joint.logsumexp(1).to(clamp.value)
-        return found
+    def _log_marginal(self, known: Clamp) -> Tensor:
+        return self.given(known).log_joint.logsumexp(1)
 
     def __repr__(self) -> str:
         return f"CorrelatedClasses({self.n_components} classes, {self.domain.n_columns} columns)"

@@ -284,8 +284,8 @@ class Stack(Distribution):
     def has_log_marginal(self) -> bool:
         return all(part.has_log_marginal for part in self.parts)
 
-    def log_marginal(self, clamp: Clamp) -> Tensor:
-        return self._log_marginals(clamp).logsumexp(1)
+    def _log_marginal(self, known: Clamp) -> Tensor:
+        return self._log_marginals(known).logsumexp(1)
 
     def _log_marginals(self, clamp: Clamp) -> Tensor:
         """Log of the weight of each part times its density of the known entries, (n, M)."""

@@ -14,6 +14,7 @@ from skebm.distributions import (
     CategoricalTree,
     ChowLiuTree,
     Columns,
+    CorrelatedClasses,
     Distribution,
     Gaussian,
     GaussianMixture,
@@ -60,6 +61,7 @@ CASES = {
     # Those on one-hot, real and mixed rows have tests of their own: in tests/distributions/,
     # and tests/energies/rbm/test_mixed.py for their tilts.
     Columns: [],
+    CorrelatedClasses: [],
     WiderColumns: [],
     IndependentCategorical: [],
     Affine: [],
