@@ -14,8 +14,9 @@ from skebm.base.energy import ValueAndInputGrad
 # Bins of a column: a split of one byte. Half of the edges are quantiles of the rows of each of two
 # samples, so that both are resolved where only one of them has rows.
 N_BINS = 255
-# Distinct values of a column for each row below which it has few values.
-DISTINCT = 0.5
+# Distinct values of a column for each row below which values recur, as rounded numbers do: of 75
+# rows of a number with 35 values, trees found density at single ones, 2.3 nats a row.
+DISTINCT = 0.9
 # What a split gains at least, relative to the curvature of all rows, and the least curvature of a
 # leaf: sums of a leaf are differences of those of two others, up to rounding.
 LEAST_FALL, LEAST_CURVATURE = 1e-7, 1e-12

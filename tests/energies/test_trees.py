@@ -134,6 +134,14 @@ def test_bins_of_few_values_have_edges_between_these_alone():
     assert len(edges.unique()) == len(edges)
 
 
+def test_bins_of_rounded_numbers_do_not_single_out_a_value():
+    rounded = (13 * table(75, 1)).round()
+    assert 0.5 * len(rounded) < len(rounded.unique()) < 0.9 * len(rounded)
+    edges = Bins.of_samples(rounded, table(500, 1, seed=1)).edges[0]
+    values = rounded.unique()
+    assert edges[edges.isfinite()].tolist() == ((values[1:] + values[:-1]) / 2).tolist()
+
+
 def test_bins_have_edges_where_either_sample_has_rows():
     near, far = table(2000, 1), table(2000, 1, seed=1) + 100
     edges = Bins.of_samples(near, far).edges[0]

@@ -46,6 +46,7 @@ from skebm.estimators.tables.bases import (
     noise_level,
 )
 from skebm.estimators.tables.columns import Coding
+from skebm.estimators.tables.completions import fit_column_base_stack
 from skebm.estimators.tables.table import Table, choose_domain, column_table, one_kind_table
 from skebm.objectives import boundary_weight, pseudo_log_likelihood
 from skebm.objectives.log_partition import LogPartitionMonitor
@@ -675,7 +676,10 @@ def fit_any_bases(
     seed = draw_seed(estimator.random_state_)
     check_base_kind(base, table.domain)
     if table.by_column:
-        of_columns = fit_mixed_base(base, rows, table.domain)
+        if stacks == "all" and isinstance(base, str) and base == "auto":
+            of_columns = fit_column_base_stack(rows, table.domain, seed)
+        else:
+            of_columns = fit_mixed_base(base, rows, table.domain)
         return Bases(of_columns, of_columns), None
     if table.discrete:
         found = fit_discrete_base(base, rows, table.domain, seed)

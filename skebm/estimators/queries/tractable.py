@@ -32,24 +32,20 @@ from skebm._validation import (
     validate_data,
     warn,
 )
-from skebm.base import Clamp, SamplingWarning, torchtools
-from skebm.base import Real as RealDomain
-from skebm.base.domains import parts_of
+from skebm.base import SamplingWarning, torchtools
 from skebm.base.energy import check_temperature
 from skebm.base.processes import TasksMixin
 from skebm.base.sampler import whole_number
 from skebm.distributions import (
     Affine,
-    CorrelatedClasses,
     Distribution,
     Gaussian,
     GaussianMixture,
     KernelDensity,
-    LatentClasses,
     SignedLog,
     Stack,
 )
-from skebm.distributions._fitting import share_of_a_row, usable_scale
+from skebm.distributions._fitting import usable_scale
 from skebm.distributions.stack import with_broad_part
 from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import atomic, non_default_parameters, warn_without_effect
@@ -58,6 +54,7 @@ from skebm.estimators.queries.mixin import QueriesMixin
 from skebm.estimators.tables.bases import complete_numbers
 from skebm.estimators.tables.blocks import check_known
 from skebm.estimators.tables.columns import Coding
+from skebm.estimators.tables.completions import FitsOfCompletions, fit_column_stack
 from skebm.estimators.tables.gross import without_gross_rows
 from skebm.estimators.tables.table import (
     Table,
@@ -75,12 +72,6 @@ ROWS_PER_COMPONENT, MOST_COMPONENTS = 100, 40
 # Most rows that kernels are placed at and mixtures are fitted to: scoring a row takes time for
 # each kernel. Most products of an EM step: rows times components times squared columns.
 MOST_ROWS, MOST_WORK = 5000, 4e8
-# Completions of rows with missing entries whose distributions are averaged: one is off by up to a
-# nat a row by its draws.
-N_COMPLETIONS = 3
-# Largest factor of covariances that draw missing entries: with 4 in place of 2, errors of means
-# were 0.978 in place of 0.898 on mammography, of heavy tails; coverage on redwine 0.87 and 0.89.
-MOST_WIDENING = 2.0
 # Draws that stand in for training rows where a density is looked for.
 N_REFERENCE = 1000
 # Rows that are scored at a time, a multiple of those of a chunk.
@@ -242,7 +233,12 @@ class TractableDensity(
         names = shown_names(getattr(self, "feature_names_in_", None), X.shape[1])
         if mixed:
             self._table = column_table(X, weight, self._coding, names)
-            self.distribution_, self._imputer = self._fit_columns(X, weight, generator)
+            rows = self._table.rows(
+                X, device=torch.device("cpu"), dtype=torch.float64, weight=weight
+            )
+            rows.complete(self._table.widths)
+            found = fit_column_stack(rows, self._table.domain, generator)
+            self.distribution_, self._imputer = found
             return self
         self._table = plain_number_table(names)
         X, weight = distinct_rows(X, weight)
@@ -287,33 +283,6 @@ class TractableDensity(
             if self.distribution not in USED_BY.get(name, (self.distribution,))
         }
 
-    def _fit_columns(
-        self, X: np.ndarray, weight: np.ndarray | None, generator: torch.Generator
-    ) -> tuple[Distribution, Distribution]:
-        """The distribution of bits, levels and numbers, and what draws missing entries."""
-        cpu = torch.device("cpu")
-        rows = self._table.rows(X, device=cpu, dtype=torch.float64, weight=weight)
-        rows.complete(self._table.widths)
-        x, domain, w = rows.block(0, len(rows)), self._table.domain, rows.counts
-        classes = LatentClasses.fit(x, domain, w, known=rows.known, generator=generator)
-        classes = classes.with_broad_class(x, w, rows.known)
-        kinds = {isinstance(part, RealDomain) for part in parts_of(domain)}
-        if len(kinds) == 1:
-            return classes, classes
-
-        def fit(x: Tensor) -> Distribution:
-            found = Stack.fit(x, w, domain=domain, generator=generator)
-            # Of all rows and of what is known of them, unlike the parts of a stack.
-            parts = [classes if isinstance(q, LatentClasses) else q for q in found.parts]
-            return Stack(parts, found.weights)
-
-        if rows.known is None:
-            found = fit(x)
-            return found, found
-        clamp = Clamp(rows.known, x)
-        x = clamp.apply(classes.given(clamp).sample(generator))
-        return self._fit_completed(x, rows.known, w, fit, classes, generator)
-
     def _fit_known(
         self, x: Tensor, w: Tensor, generator: torch.Generator
     ) -> tuple[Distribution, Distribution]:
@@ -325,40 +294,12 @@ class TractableDensity(
         rows = Rows(x, w, dtype=x.dtype, device=x.device)
         rows.complete((1,) * x.shape[1])
         x = complete_numbers(rows.block(0, len(rows)), known, w, generator)
-        columns = independent_normal(x, known, w)
         fit = functools.partial(self._fit_distribution, w=w, generator=generator)
-        return self._fit_completed(x, known, w, fit, columns, generator)
-
-    def _fit_completed(
-        self,
-        x: Tensor,
-        known: Tensor,
-        w: Tensor,
-        fit: Callable[[Tensor], Distribution],
-        fallback: Distribution,
-        generator: torch.Generator,
-    ) -> tuple[Distribution, Distribution]:
-        """The average of fits to rows (n, d) that are completed in several ways.
-
-        In turn, `fit` is applied to completed rows, which are completed anew by what draws missing
-        entries. `fallback` is what there is where little is known, of the weight of one row.
-        """
-        fitted: list[Distribution] = []
-        imputers: list[Distribution] = []
-        completed = []
-        for _ in range(N_COMPLETIONS):
-            fitted.append(fit(x))
-            imputers.append(widened(without_kernels(fitted[-1]) or Gaussian.fit(x, w), w))
-            completed.append(x)
-            clamp = Clamp(known, x)
-            x = clamp.apply(imputers[-1].given(clamp).sample(generator))
+        fits = FitsOfCompletions.of(x, known, w, fit, generator)
         if self.distribution == "gaussian":
-            one = Gaussian.fit(torch.cat(completed), w.repeat(N_COMPLETIONS))
+            one = Gaussian.fit(torch.cat(fits.rows), w.repeat(len(fits.rows)))
             return one, one
-        share = share_of_a_row(len(x))
-        even = torch.full((N_COMPLETIONS,), (1 - share) / N_COMPLETIONS, dtype=x.dtype)
-        weights = torch.cat([even, even.new_tensor([share])])
-        return Stack([*fitted, fallback], weights), Stack([*imputers, fallback], weights)
+        return fits.averages(independent_normal(x, known, w))
 
     def _fit_distribution(self, x: Tensor, w: Tensor, generator: torch.Generator) -> Distribution:
         if self.distribution == "gaussian":
@@ -568,53 +509,6 @@ def independent_normal(x: Tensor, known: Tensor, weight: Tensor) -> Gaussian:
     mean = (share * x).sum(0)
     variance = (share * (x - mean).square()).sum(0)
     return Gaussian(mean, usable_scale(variance, variance > 0))
-
-
-def without_kernels(q: Distribution) -> Distribution | None:
-    """The parts of a distribution that are no kernels; None if all are.
-
-    A kernel at a row whose missing entries were completed returns that completion, whatever else
-    is likely: imputations of rows of `fit` would be their first draws again.
-    """
-    if isinstance(q, KernelDensity | SignedLog):
-        return None
-    if not isinstance(q, Stack):
-        return q
-    pairs = zip((without_kernels(part) for part in q.parts), q.weights, strict=True)
-    kept = [(part, weight) for part, weight in pairs if part is not None]
-    if not kept:
-        return None
-    weights = torch.stack([weight for _, weight in kept])
-    return Stack([part for part, _ in kept], weights / weights.sum())
-
-
-def widened(q: Distribution, weight: Tensor) -> Distribution:
-    r"""A distribution whose mixtures allow for the error of their covariances, given its rows.
-
-    Within a component of m rows, an entry has a regression on the d other ones, whose variance is
-    too small by :math:`(m - d) / m` for these rows and by :math:`m / (m + d)` for other ones. Draws
-    of missing entries from it are nearer to each other than to what is true. The ratio of both is
-    taken twice, as components are also where these rows are, and is at most `MOST_WIDENING`, as
-    components of few rows would else be everywhere. The prior of a fit is worth d + 2 rows.
-
-    References
-    ----------
-    Akaike (1969), "Fitting autoregressive models for prediction", Annals of the Institute of
-    Statistical Mathematics 21 (the final prediction error).
-    """
-    if isinstance(q, Stack):
-        return Stack([widened(part, weight) for part in q.parts], q.weights)
-    if isinstance(q, CorrelatedClasses):
-        return CorrelatedClasses(q.levels, _widened_mixture(q.numbers, weight))
-    return _widened_mixture(q, weight) if isinstance(q, GaussianMixture) else q
-
-
-def _widened_mixture(q: GaussianMixture, weight: Tensor) -> GaussianMixture:
-    d = q.means.shape[1]
-    m = q.weights * (weight.sum().square() / weight.square().sum()) + d + 2
-    factor = ((m + d) / (m - d)).square().clamp(max=MOST_WIDENING)
-    covariances = (q.scale_tril @ q.scale_tril.mT) * factor[:, None, None]
-    return GaussianMixture(q.weights, q.means, covariances)
 
 
 def tempered(density: TractableDensity, temperature: float) -> tuple[TractableDensity, float]:

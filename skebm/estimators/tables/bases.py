@@ -289,15 +289,30 @@ def complete_numbers(
 def complete_in_units(rows: Rows, seed: int) -> None:
     """Complete rows of numbers by :func:`complete_numbers`; columns of few values stay so."""
     assert rows.known is not None
-    x, known = rows.block(0, len(rows)), rows.known.to(rows.device)
-    gaps = resolution(x)  # of the values that there are, which complete the rows so far
     generator = torch.Generator(rows.device).manual_seed(seed)
-    found = complete_numbers(x.double(), known, rows.counts.double(), generator).to(x)
-    for j in gaps.nonzero().ravel().tolist():
-        values = x[known[:, j], j].unique()
+    with_observed_values(
+        rows,
+        lambda x, known: complete_numbers(x.double(), known, rows.counts.double(), generator),
+    )
+
+
+def with_observed_values(
+    rows: Rows, complete: Callable[[Tensor, Tensor], Tensor], first: int = 0
+) -> None:
+    """Complete rows in another way; columns of few values have no others than the known ones.
+
+    `complete` maps rows (n, d) that are completed by known values, and which entries are known, to
+    rows. Columns before `first` are no numbers, and take what it returns.
+    """
+    assert rows.known is not None
+    x, known = rows.block(0, len(rows)).clone(), rows.known.to(rows.device)
+    gaps = resolution(x)
+    found = complete(x, known).to(x).clone()
+    for j in gaps[first:].nonzero().ravel().tolist():
+        values = x[known[:, first + j], first + j].unique()
         middle = (values[1:] + values[:-1]) / 2
-        nearest = values[torch.bucketize(found[:, j].contiguous(), middle)]
-        found[:, j] = torch.where(known[:, j], x[:, j], nearest)
+        nearest = values[torch.bucketize(found[:, first + j].contiguous(), middle)]
+        found[:, first + j] = torch.where(known[:, first + j], x[:, first + j], nearest)
     rows.impute(Batch(found, row_index=torch.arange(len(rows), device=rows.device)))
 
 
@@ -309,7 +324,8 @@ def redraw(base: Distribution, rows: Rows, generator: torch.Generator) -> None:
     for index in torch.arange(len(rows), device=rows.device).split(size):
         x = rows.take(index)
         clamp = Clamp(rows.known[index.to(rows.known.device)].to(x.device), x)
-        drawn = clamp.apply(conditional(base, clamp).sample(generator))
+        given = conditional(base, clamp) if base.has_tilted else base.given(clamp)
+        drawn = clamp.apply(given.sample(generator).to(x))
         rows.impute(Batch(drawn, row_index=index))
 
 
@@ -706,15 +722,17 @@ def resolution(x: Tensor) -> Tensor:
     return torch.where(few & several, gaps, 0.0)
 
 
-def spread_ties(rows: Rows, seed: int) -> Rows:
-    """Real rows whose columns of few distinct values have uniform noise; others as they are.
+def spread_ties(rows: Rows, seed: int, first: int = 0) -> Rows:
+    """Rows whose columns of few distinct numbers have uniform noise; others as they are.
 
     It spreads each value over the half of the way to its neighbours, or of the median gap if this
     is less, so that no density fitted to the rows is a spike at a value. Rows of large weights are
-    several ones, each with its noise: those that stand for copies were so before.
+    several ones, each with its noise: those that stand for copies were so before. Columns before
+    `first` are no numbers.
     """
     x = rows.block(0, len(rows))
     gaps = resolution(x)
+    gaps[:first] = 0.0
     if not gaps.any():
         return rows
     weight = rows.counts

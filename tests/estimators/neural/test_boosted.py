@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import logsumexp
-from sklearn.datasets import make_moons
+from sklearn.datasets import load_iris, make_moons
 
 from skebm import BoostedDensity, TractableDensity
 from skebm.base import Binary, TrainingWarning
@@ -116,6 +116,20 @@ def test_columns_of_few_values_are_no_spikes(of_few_values):
     assert log_p.max() < -np.log(0.5 * np.sqrt(2 * np.pi))  # of the size alone
     beside = new + [0.3, 0, 0]
     assert model.score_samples(beside).mean() > model.score(new) - 0.5
+
+
+@pytest.mark.parametrize("kind", ["numbers", "frame", "frame with holes"])
+def test_few_rows_of_rounded_numbers_are_no_spikes(kind):
+    x = pd.DataFrame(load_iris().data, columns=list("abcd"))
+    x = x.sample(frac=1, random_state=0).sample(frac=1, random_state=2)
+    if kind != "numbers":
+        x = x.assign(kind=np.where(x["c"] < 2.5, "small", "large"))
+    train, new = x[:75], x[75:]
+    if kind == "frame with holes":
+        train = train.mask(np.random.default_rng(0).random(train.shape) < 0.2)
+    model = BoostedDensity(random_state=0).fit(train)
+    base = TractableDensity(random_state=0).fit(train)
+    assert model.score(new) < base.score(new) + 0.5
 
 
 def test_draws_of_columns_of_few_values_lie_around_these(of_few_values):

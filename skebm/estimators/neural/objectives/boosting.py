@@ -22,7 +22,6 @@ from skebm.estimators.neural.family import DOMAIN, Rule, fit_any_bases
 from skebm.estimators.neural.objectives.base import NeuralObjective, TrainingStart
 from skebm.estimators.tables.bases import (
     COLUMN_BASES,
-    LATENT,
     REAL_BASES,
     Bases,
     MixtureBase,
@@ -31,6 +30,7 @@ from skebm.estimators.tables.bases import (
     resolution,
     spread_ties,
 )
+from skebm.estimators.tables.completions import n_discrete_entries
 from skebm.estimators.tables.densities import METHODS
 from skebm.estimators.tables.table import Table
 from skebm.objectives import NoiseContrastive
@@ -146,18 +146,20 @@ class Boosting(NeuralObjective):
     def fit_bases(
         self, model: Any, base: Any, rows: Rows, table: Table
     ) -> tuple[Bases, np.ndarray | None]:
-        if rows.known is not None and (table.by_column or table.discrete):
-            asked = LATENT if table.by_column and base == "auto" else base
+        stacked = table.by_column and isinstance(base, str) and base == "auto"
+        if rows.known is not None and (table.by_column or table.discrete) and not stacked:
 
             def fit(some: Rows) -> Any:
                 return fit_any_bases(model, base, some, table)[0].clean
 
-            found = fit_completed(fit, rows, asked)
+            found = fit_completed(fit, rows, base)
             return Bases(found, found), None
-        if rows.known is not None:
+        if rows.known is not None and not stacked:
             complete_in_units(rows, TIES_SEED)
         if _spreads_ties(model, table):
             rows = spread_ties(rows, TIES_SEED)
+        elif stacked and rows.known is None:
+            rows = spread_ties(rows, TIES_SEED, n_discrete_entries(table.domain))
         return fit_any_bases(model, base, rows, table, stacks="all")
 
     def rule(self, model: Any, start: TrainingStart) -> BoostingRule:
