@@ -69,6 +69,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "conditional": {},
     "recurrent": {"n_components": 100, "order": 0, "recurrent": True, "batch_size": 256},
 }
+NAMES = (*MODELS, "static RBM", "logistic", "LSTM")
 # Songs that are scored, at most: log Z of a frame takes a twentieth of a second.
 SCORED = {"JSB_Chorales": 40, "Nottingham": 8}
 PUBLISHED = {"JSB_Chorales": -6.35, "Nottingham": -2.62}
@@ -220,7 +221,7 @@ def likelihood(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         pick = np.random.default_rng(0).permutation(len(others))[: SCORED[dataset]]
         others = [others[i] for i in pick]
         ends = np.cumsum([len(one) for one in others])
-        for name in args.only or [*MODELS, "static RBM", "logistic", "LSTM"]:
+        for name in args.only or NAMES:
             runs = [
                 scores(name, seed, train, valid, others, args.quick) for seed in range(args.seeds)
             ]
@@ -603,7 +604,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--part", choices=PARTS, required=True)
     parser.add_argument("--sets", nargs="+", default=list(PUBLISHED), choices=list(PUBLISHED))
-    parser.add_argument("--only", nargs="+")
+    parser.add_argument("--only", nargs="+", choices=NAMES, help="models of likelihood")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--open-test", action="store_true")
     parser.add_argument("--quick", action="store_true")
