@@ -25,6 +25,11 @@ standard deviations of their columns, transductive; coverage of 90 % intervals f
 with entries that are missing more often where the first column, which is known, is large; RMSE of
 numbers and accuracy of the category. Peers see an indicator of each level.
 
+`mixed`: nats of one half of these six tables, and of the five of `benchmarks.mixed_columns`, under
+densities of the other half, complete and with 20 % of its entries missing: `TractableDensity()`,
+and its gain over latent classes, whose numbers are independent within a class; with the standard
+error over rows, and the least likely row of each.
+
 `incomplete`: held-out nats of `TractableDensity` fitted to rows with 20 % missing entries, less
 those of one fitted to the complete rows alone, and to rows imputed by column means; with the
 standard error over rows.
@@ -65,6 +70,7 @@ from sklearn.neighbors import NearestNeighbors
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from benchmarks import mixed_columns
 from benchmarks._common import table, write
 from skebm import (
     BoltzmannMachineDensity,
@@ -392,6 +398,29 @@ def mixed_imputation(data: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def mixed(data: Path) -> list[dict[str, Any]]:
+    """One row for each table."""
+    tables = {name: (frame[::2], frame[1::2]) for name, frame in mixed_sets(data)}
+    tables |= {
+        name: mixed_columns.halves(mixed_columns.frame(data, name)) for name in mixed_columns.MIXED
+    }
+    rows = []
+    for name, (train, test) in tables.items():
+        row: dict[str, Any] = {"set": f"{name}, {len(train)} x {train.shape[1]}"}
+        holes = train.mask(holes_at(train, 0.2, "MCAR"))
+        for key, fitted in {"complete": train, "20 % missing": holes}.items():
+            nats = TractableDensity(random_state=0).fit(fitted).score_samples(test)
+            classes = RBMEstimator(base="latent-classes", n_iter=0, random_state=0).fit(fitted)
+            others = classes.score_samples(test)
+            gain = nats - others
+            row[key] = f"{nats.mean():.3f}"
+            row[f"{key}: gain"] = f"{gain.mean():+.3f} ({gain.std() / len(gain) ** 0.5:.3f})"
+            row[f"{key}: least likely rows"] = f"{nats.min():.0f}, {others.min():.0f}"
+        rows.append(row)
+        print(row, flush=True)
+    return rows
+
+
 def incomplete(data: Path) -> list[dict[str, Any]]:
     """One row for each set."""
     rows = []
@@ -615,6 +644,7 @@ PARTS = {
     "classification": classification,
     "imputation": imputation,
     "mixed_imputation": mixed_imputation,
+    "mixed": mixed,
     "incomplete": incomplete,
     "cost": cost,
     "calibration": calibration,
