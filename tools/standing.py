@@ -19,9 +19,10 @@ TITLE = 22  # points between axes and title, for the legend
 
 
 def rows_of(section):
-    """Cells of the table of a section, a list for each row, without emphasis."""
+    """Cells of the first table of a section, a list for each row, without emphasis."""
     text = PAGE.read_text().split(f"## {section}\n")[1].split("\n## ")[0]
-    lines = [line for line in text.splitlines() if line.startswith("|")][2:]
+    table = "|" + text.split("\n|", 1)[1].split("\n\n")[0]
+    lines = table.splitlines()[2:]
     return [[cell.strip(" *`") for cell in line.strip("|").split("|")] for line in lines]
 
 
