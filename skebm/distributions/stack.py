@@ -602,10 +602,14 @@ def _candidates(n: int, d: int, seed: int, *, kernels: bool) -> list[Candidate]:
 
 def _mixed_candidates(n: int, domain: Domain, seed: int) -> list[Candidate]:
     """The distributions of n rows of several kinds of columns; last a single class."""
+    chosen: list[int] = []  # number of latent classes of all rows, which are fitted first
 
     def classes(x: Tensor, w: Tensor) -> Distribution:
         generator = torch.Generator(x.device).manual_seed(seed)
-        return LatentClasses.fit(x, domain, w, generator=generator)
+        n_classes = chosen[0] if chosen else "auto"
+        found = LatentClasses.fit(x, domain, w, n_classes, generator=generator)
+        chosen.append(found.n_classes)
+        return found
 
     def mixture(size: int, prior: dict[str, Any]) -> Callable[[Tensor, Tensor], Distribution]:
         def fit(x: Tensor, w: Tensor) -> Distribution:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from skebm.distributions import (
     Stack,
 )
 from skebm.distributions._fitting import share_of_a_row
+from skebm.distributions.stack import MOST_ROWS
 from skebm.estimators.tables.bases import redraw, with_observed_values
 from skebm.training.rows import Rows
 
@@ -96,7 +98,7 @@ def fit_column_stack(
     if len({isinstance(part, Real) for part in parts_of(domain)}) == 1:
         return classes, classes
 
-    def fit(x: Tensor) -> Distribution:
+    def fit(x: Tensor, w: Tensor = w) -> Distribution:
         found = Stack.fit(x, w, domain=domain, generator=generator)
         # Of all rows and of what is known of them, unlike the parts of a stack.
         parts = [classes if isinstance(q, LatentClasses) else q for q in found.parts]
@@ -105,9 +107,14 @@ def fit_column_stack(
     if rows.known is None:
         found = fit(x)
         return found, found
-    clamp = Clamp(rows.known, x)
+    known = rows.known
+    if len(x) > MOST_ROWS:  # a stack is fitted to no more than these
+        some = torch.randperm(len(x), generator=generator, device=generator.device)[:MOST_ROWS]
+        x, known, w = (part[some.to(part.device)] for part in (x, known, w))
+    clamp = Clamp(known, x)
     x = clamp.apply(classes.given(clamp).sample(generator))
-    return FitsOfCompletions.of(x, rows.known, w, fit, generator).averages(classes)
+    fits = FitsOfCompletions.of(x, known, w, functools.partial(fit, w=w), generator)
+    return fits.averages(classes)
 
 
 def fit_column_base_stack(rows: Rows, domain: Domain, seed: int) -> Distribution:
