@@ -378,8 +378,18 @@ def advice_for(what: str, name: str) -> str:
     return f"{encoded}, or use an estimator that takes categories, such as RBMEstimator."
 
 
+def check_has_rows(X: Any) -> None:
+    """Raise scikit-learn's `ValueError` for a frame without rows, whose columns say nothing."""
+    if is_frame(X) and len(X) == 0:
+        raise ValueError(
+            f"Found array with 0 sample(s) (shape={tuple(X.shape)}) while a minimum of 1 is "
+            "required."
+        )
+
+
 def check_kinds(X: Any, name: str) -> None:
     """Raise `ValueError` that names a column of a table that holds no numbers, and the remedy."""
+    check_has_rows(X)
     if isinstance(X, np.ndarray) and X.dtype.kind in "Mm":
         what = "dates" if X.dtype.kind == "M" else "durations"
         raise ValueError(

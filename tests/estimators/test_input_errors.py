@@ -62,7 +62,8 @@ def fit(cls, rows):
     if cls.__name__ in ("GatedRBM", "ConditionalDensity"):
         return model.fit(rows, rows)
     has_target = hasattr(cls, "predict_proba") or cls.__name__.endswith("Regressor")
-    return model.fit(rows, Y) if has_target else model.fit(rows)
+    y = Y[: len(rows)] if isinstance(rows, pd.DataFrame) else Y
+    return model.fit(rows, y) if has_target else model.fit(rows)
 
 
 def named(cls):
@@ -79,6 +80,12 @@ def test_lazy_frames_are_not_collected_in_silence(cls):
 def test_tensors_are_not_detached_in_silence(cls):
     with pytest.raises(TypeError, match=r"requires gradients.*pass X\.detach\(\)"):
         fit(cls, torch.tensor(X, requires_grad=True))
+
+
+@pytest.mark.parametrize("cls", FITTED, ids=named)
+def test_a_frame_without_rows_is_said_to_be_empty(cls):
+    with pytest.raises(ValueError, match=r"0 sample\(s\)|0 class"):
+        fit(cls, TEXT[:0])
 
 
 NO_TABLES = {

@@ -224,8 +224,7 @@ class TractableDensity(
         if header is not None:
             check_columns(self, header, reset=True)
         weight = check_weight(sample_weight, X)
-        if not mixed:
-            X, weight = without_gross_rows(self, X, weight)
+        X, weight = without_gross_rows(self, X, weight)
         warn_without_effect(self._without_effect(mixed))
         generator = torch.Generator().manual_seed(draw_seed(self._common_random()))
         if weight is not None:

@@ -14,6 +14,7 @@ from sklearn.utils import check_array
 from skebm._validation import (
     advice_for,
     check_container,
+    check_has_rows,
     check_two_dimensions,
     column_of,
     is_frame,
@@ -133,6 +134,7 @@ class Coding(NamedTuple):
         `ValueError` for columns with one level or none, and for numbers of columns out of range.
         """
         check_container(X)
+        check_has_rows(X)
         if sp.issparse(X):
             if categorical_features not in (None, "from_dtype"):
                 raise ValueError(

@@ -13,6 +13,7 @@ from skebm._validation import (
     Interval,
     StrOptions,
     as_series_output,
+    check_has_rows,
     check_is_fitted,
     column_of,
     column_ranges,
@@ -163,6 +164,7 @@ class Windows(DocLinkMixin, TasksMixin, TransformerMixin, BaseEstimator):
         self : Windows
         """
         panel = Panel.read(X, self.sequence_column)
+        check_has_rows(panel.table)
         values = self._numbers(panel.table, reset=True)
         self._names = column_names(panel.table if is_frame(panel.table) else values)
         self._grid = panel.grid()
