@@ -380,7 +380,7 @@ def advice_for(what: str, name: str) -> str:
 
 def check_has_rows(X: Any) -> None:
     """Raise scikit-learn's `ValueError` for a frame without rows, whose columns say nothing."""
-    if is_frame(X) and len(X) == 0:
+    if is_frame(X) and X.shape[0] == 0 < X.shape[1]:
         raise ValueError(
             f"Found array with 0 sample(s) (shape={tuple(X.shape)}) while a minimum of 1 is "
             "required."

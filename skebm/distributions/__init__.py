@@ -2,11 +2,10 @@
 
 from skebm.distributions.base import Distribution, Tilt
 from skebm.distributions.bounded import TruncatedGaussian, Uniform
-from skebm.distributions.correlated_classes import CorrelatedClasses
+from skebm.distributions.classes import CorrelatedClasses, LatentClasses
 from skebm.distributions.gaussian import Gaussian
 from skebm.distributions.independent import Columns, IndependentBernoulli, IndependentCategorical
 from skebm.distributions.kernel import KernelDensity
-from skebm.distributions.latent_classes import LatentClasses
 from skebm.distributions.low_rank import LowRankMixture
 from skebm.distributions.mixture import GaussianMixture
 from skebm.distributions.stack import Affine, Stack

@@ -22,12 +22,11 @@ from skebm.distributions._fitting import (
 )
 from skebm.distributions.base import Distribution, Envelope
 from skebm.distributions.bounded import TruncatedGaussian, Uniform
+from skebm.distributions.classes import CorrelatedClasses, LatentClasses
 from skebm.distributions.conditionals import Given
 from skebm.distributions.conditionals.column import NormalMixtures
-from skebm.distributions.correlated_classes import CorrelatedClasses
 from skebm.distributions.gaussian import Gaussian
 from skebm.distributions.kernel import KernelDensity
-from skebm.distributions.latent_classes import LatentClasses
 from skebm.distributions.low_rank import LowRankMixture
 from skebm.distributions.mixture import GaussianMixture
 

@@ -13,14 +13,14 @@ from skebm.base.sampler import whole_number
 from skebm.base.torchtools import softplus
 from skebm.distributions._fitting import draw_index, map_chunks
 from skebm.distributions.base import Distribution
-from skebm.distributions.conditionals import Given, MixtureGiven
-from skebm.distributions.conditionals.column import NormalMixtures
-from skebm.distributions.latent_classes import (
+from skebm.distributions.classes.latent import (
     PRIOR_ROWS,
     LatentClasses,
     LatentClassTilt,
     ScaledRows,
 )
+from skebm.distributions.conditionals import Given, MixtureGiven
+from skebm.distributions.conditionals.column import NormalMixtures
 from skebm.distributions.mixture import GaussianMixture, expectation_maximisation
 
 
