@@ -509,7 +509,7 @@ def values_of(model: Any, kind: str, j: int, n_missing: int) -> tuple[np.ndarray
     """Values of a column and their weights in a sum or an integral."""
     if kind == "bits" or kind == "mixed" and j < 3:
         return np.array([0.0, 1.0]), np.ones(2)
-    if n_missing > 1:
+    if n_missing > 1 and kind == "numbers":  # the square of as many
         near, far = np.linspace(-4, 5, 73), np.linspace(-12, 16, 29)  # narrow components are near
         return nodes_between(np.unique(np.concatenate([near, far])), 6)
     edges = np.linspace(*ENDS, 501)
@@ -552,6 +552,7 @@ def calibration_of(kind: str, model: Any, seed: int) -> Iterator[tuple[str, floa
     if kind == "bits" and isinstance(model, TractableDensity):
         X, asked = (pd.DataFrame(part, columns=list("abcde")) > 0 for part in (X, asked))
     model.fit(X, *y)
+    random = np.random.RandomState(seed)  # one seed for all questions would give like draws
     for columns in ([1], [1, 2], [0, 2, 3]):
         if max(columns) >= np.shape(X)[1]:
             continue
@@ -568,7 +569,8 @@ def calibration_of(kind: str, model: Any, seed: int) -> Iterator[tuple[str, floa
                 yield "exact", abs(off)
             else:
                 yield "marginals", off / marginals.std_error[i]
-            yield from of_columns(model, holes[i : i + 1], columns, values, softmax(log_p), seed)
+            row, p = holes[i : i + 1], softmax(log_p)
+            yield from of_columns(model, row, columns, values, p, random.randint(2**31))
 
 
 def of_columns(
