@@ -380,6 +380,27 @@ def test_of_rows_of_which_nothing_or_all_is_known(cls):
 
 
 @pytest.mark.parametrize("cls", EVERY)
+def test_rows_that_miss_different_columns_are_answered_in_their_order(cls):
+    """Rows with the same known entries are computed together."""
+    model, X = of_every(cls)
+    x = X[:6].copy()
+    x[[0, 2, 5], 1] = x[[1, 4], 2] = x[3, 1:3] = NAN
+    together = model.conditional(x, 0)
+    alone = [model.conditional(row[None], 0) for row in x]
+    error = np.hypot(together.mean_error(), [one.mean_error()[0] for one in alone])
+    off = together.mean() - [one.mean()[0] for one in alone]
+    assert (abs(off) <= 1e-5 + 5 * error).all()
+    marginals, alone = model.log_marginal(x), [model.log_marginal(row[None]) for row in x]
+    error = np.hypot(marginals.std_error, [one.std_error[0] for one in alone])
+    off = marginals.log_prob - [one.log_prob[0] for one in alone]
+    assert (abs(off) <= 1e-5 + 5 * error).all()
+    filled = np.stack(model.impute(x, 0, n_draws=40)).mean(0)
+    for row, one in zip(x, filled, strict=True):
+        expected = model.impute(row[None], 0, how="mean", n_steps=2000)[0]
+        assert (abs(one - expected) <= 5 * np.std(X, axis=0) / 40**0.5).all()
+
+
+@pytest.mark.parametrize("cls", EVERY)
 def test_questions_that_have_no_answer_say_what_is_wrong(cls):
     model, X = of_every(cls)
     x, d = X[:2], X.shape[1]

@@ -362,7 +362,8 @@ class Joint(NamedTuple):
                 parts.append((rows, found))
                 methods.add(method)
         method = max(methods)  # the least exact one, which is the last of the alphabet
-        return parts[0][1] if len(parts) == 1 else ByRows(parts), method
+        in_order = len(parts) == 1 and bool((parts[0][0].diff() > 0).all())
+        return parts[0][1] if in_order else ByRows(parts), method
 
     def _number_in_cells(
         self, column: _Column, reference: Tensor, tolerance: float
