@@ -213,6 +213,11 @@ def check_container(X: Any) -> None:
             f"{name!r} is the name of {n} columns of X: rename them, as by X.columns = [...], or "
             "drop all but one."
         )
+    if is_frame(X) and not X.shape[1]:  # of which scikit-learn says that there is no dtype
+        raise ValueError(
+            f"Found array with 0 feature(s) (shape={tuple(X.shape)}) while a minimum of 1 is "
+            "required: X has no columns."
+        )
 
 
 def _check_lengths(X: list[Any] | tuple[Any, ...]) -> None:
@@ -261,6 +266,9 @@ def validate_data(estimator: Any, X: Any, **kwargs: Any) -> Any:
                 "such rows."
                 + (f" Of new rows they may be missing in {' and '.join(takes)}." if new else "")
             ) from error
+        if reason.startswith("Input X contains infinity"):
+            where = _in_infinite_column(X)
+            raise ValueError(f"{reason} It is{where}." if where else reason) from error
         if reason.startswith("could not convert string to float"):
             raise ValueError(
                 f"{reason}. {name} takes numbers. Encode text and categories before, as by "
@@ -406,6 +414,15 @@ def check_kinds(X: Any, name: str) -> None:
             )
 
 
+def _in_infinite_column(X: Any) -> str:
+    """Name of the first column of a frame that holds an infinite number, for a message."""
+    for j, name in enumerate(getattr(X, "columns", ())):
+        column = np.asarray(column_of(X, j))
+        if column.dtype.kind == "f" and np.isinf(column).any():
+            return f" in column {str(name)!r}"
+    return ""
+
+
 def _in_column(X: Any) -> str:
     """Name of the first column of a frame of numbers with missing entries, for a message."""
     if not hasattr(X, "columns"):
@@ -470,6 +487,15 @@ def check_columns(estimator: Any, X: Any, *, reset: bool, table: bool = True) ->
     if reset or not _NAMES_COMPARED.get():
         _check_feature_names(estimator, X, reset=reset)
     _check_n_features(estimator, X, reset=reset)
+
+
+def check_has_rows(estimator: Any, X: Any) -> None:
+    """Raise the `ValueError` of scikit-learn for a frame without rows."""
+    if not len(X):
+        raise ValueError(
+            f"Found array with 0 sample(s) (shape={tuple(X.shape)}) while a minimum of 1 is "
+            f"required by {type(estimator).__name__}."
+        )
 
 
 def check_two_dimensions(X: Any) -> None:
@@ -547,6 +573,9 @@ def check_labels(estimator: Any, X: Any, y: Any) -> np.ndarray:
     _refuse_mask("y", y)
     labels: np.ndarray = _check_y(y, multi_output=False, y_numeric=False, estimator=estimator)
     check_consistent_length(X, labels)
+    if labels.dtype == object and any(label is None for label in labels.tolist()):
+        row = labels.tolist().index(None)
+        raise ValueError(f"Input y contains NaN: row {row} has no label. Drop such rows.")
     return labels
 
 

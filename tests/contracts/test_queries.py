@@ -27,7 +27,7 @@ from skebm import (
     SubspaceRBM,
     TractableDensity,
 )
-from skebm.base import LikelihoodWarning
+from skebm.base import DataWarning, LikelihoodWarning
 from skebm.base.processes import collect_warnings
 from skebm.energies import MLP
 from skebm.estimators.queries.mixin import QueriesMixin
@@ -348,3 +348,146 @@ def test_class_probabilities_given_some_numbers():
         full[:, 1] = grid
         joint = np.exp(model.joint_log_proba(full)).sum(0)
         np.testing.assert_allclose(p, joint / joint.sum(), atol=0.05)
+
+
+# ------------------------------------------------------------------------------
+# Bad input
+# ------------------------------------------------------------------------------
+
+EVERY = named(CHEAP_OF_BITS, OF_BITS) + named(CHEAP_OF_NUMBERS, OF_NUMBERS)
+
+
+def of_every(cls):
+    """A fitted model and its rows."""
+    cases, X = (OF_BITS, BITS) if cls in OF_BITS else (OF_NUMBERS, NUMBERS)
+    return fitted(cls, cases, X), X
+
+
+@pytest.mark.parametrize("cls", EVERY)
+def test_of_rows_of_which_nothing_or_all_is_known(cls):
+    model, X = of_every(cls)
+    nothing = np.full_like(X[:2], NAN)
+    assert model.score_samples(nothing).tolist() == [0.0, 0.0]
+    assert model.log_marginal(nothing).log_prob.tolist() == [0.0, 0.0]
+    assert model.log_conditional(nothing, 0).tolist() == [0.0, 0.0]
+    assert np.isfinite(model.predict_column(nothing, 0)).all()
+    for how in ("draw", "mean", "mode"):
+        assert np.isfinite(model.impute(nothing, 0, how=how)).all()
+        np.testing.assert_array_equal(model.impute(X[:2], 0, how=how), X[:2])
+    np.testing.assert_array_equal(model.sample(2, random_state=0, given=X[:2]), X[:2])
+    everything = list(range(X.shape[1]))
+    assert model.log_conditional(X[:2], everything).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("cls", EVERY)
+def test_rows_that_miss_different_columns_are_answered_in_their_order(cls):
+    """Rows with the same known entries are computed together."""
+    model, X = of_every(cls)
+    x = X[:6].copy()
+    x[[0, 2, 5], 1] = x[[1, 4], 2] = x[3, 1:3] = NAN
+    together = model.conditional(x, 0)
+    alone = [model.conditional(row[None], 0) for row in x]
+    error = np.hypot(together.mean_error(), [one.mean_error()[0] for one in alone])
+    off = together.mean() - [one.mean()[0] for one in alone]
+    assert (abs(off) <= 1e-5 + 5 * error).all()
+    marginals, alone = model.log_marginal(x), [model.log_marginal(row[None]) for row in x]
+    error = np.hypot(marginals.std_error, [one.std_error[0] for one in alone])
+    off = marginals.log_prob - [one.log_prob[0] for one in alone]
+    assert (abs(off) <= 1e-5 + 5 * error).all()
+    filled = np.stack(model.impute(x, 0, n_draws=40)).mean(0)
+    for row, one in zip(x, filled, strict=True):
+        expected = model.impute(row[None], 0, how="mean", n_steps=2000)[0]
+        assert (abs(one - expected) <= 5 * np.std(X, axis=0) / 40**0.5).all()
+
+
+@pytest.mark.parametrize("cls", EVERY)
+def test_questions_that_have_no_answer_say_what_is_wrong(cls):
+    model, X = of_every(cls)
+    x, d = X[:2], X.shape[1]
+    one = np.where(np.arange(d) == 0, 1.0, NAN)
+    refused = {
+        "given=99": lambda: model.log_conditional(x, 99),
+        "given=1.5": lambda: model.log_conditional(x, 1.5),
+        "given=None": lambda: model.log_conditional(x, None),
+        "X has no names": lambda: model.log_conditional(x, "a"),
+        f"column={d} ": lambda: model.predict_column(x, d),
+        r"got \[0, 1\]": lambda: model.conditional(x, [0, 1]),
+        "q must be probabilities, from 0 to 1": lambda: model.quantile(x, 0, 2),
+        "q must be probabilities, got": lambda: model.quantile(x, 0, "a"),
+        "coverage must lie between": lambda: model.interval(x, 0, "a"),
+        "value must be a number, or one for each": lambda: model.cdf(x, 0, [1.0, 2.0, 3.0]),
+        "value must be numbers": lambda: model.cdf(x, 0, "a"),
+        "n_samples=3": lambda: model.sample(3, random_state=0, given=x),
+        "contains infinity": lambda: model.sample(2, random_state=0, given=one * np.inf),
+        r"0 sample\(s\)": lambda: model.predict_column(x[:0], 0),
+        "how must be": lambda: model.impute(x, how="median"),
+    }
+    for match, ask in refused.items():
+        with collect_warnings(), pytest.raises(ValueError, match=match):
+            ask()
+    if is_classifier(model):
+        with pytest.raises(ValueError, match="predict_proba"):
+            model.predict_column(x, d)
+    if cls in OF_BITS:  # of which 17 is none, whether it would be refused or taken for 1
+        with collect_warnings(), pytest.raises(ValueError, match=r"[Cc]olumn '?x?0'?.*"):
+            model.sample(2, random_state=0, given=17 * one)
+
+
+@pytest.mark.parametrize("cls", MIXED)
+def test_values_that_a_column_cannot_have(cls):
+    X = frame()
+    with collect_warnings():
+        model = clone(MIXED[cls]).fit(X)
+    k = X.head(2)
+    for given, match in (
+        ({"colour": "green"}, r"'green' of column 'colour'.*'blue', 'red'"),
+        ({"count": 2.5}, "2.5 of column 'count'.*integers"),
+        ({"heavy": 2}, "'heavy'"),
+        ({"size": np.inf}, "infinity, in column 'size'"),
+        ({"size": "large"}, "'size'.*no numbers"),
+        (pd.concat([k[["size"]], k[["size"]]], axis=1), "'size' is the name of 2 columns"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            model.sample(2, random_state=0, given=given)
+    assert model.sample(2, random_state=0, given={}).shape == (2, 4)
+    assert (model.sample(2, random_state=0, given={"count": 17})["count"] == 17).all()
+    with pytest.raises(ValueError, match="X has no columns"):
+        model.score_samples(k[[]])
+    with pytest.raises(ValueError, match="order"):
+        model.predict_column(k[["colour", "size", "heavy", "count"]], "size")
+    with pytest.raises(ValueError, match="'colour' has levels and no numbers"):
+        model.quantile(k, "colour", 0.5)
+
+
+@pytest.mark.parametrize("cls", MIXED)
+def test_categories_in_another_order_or_with_other_names(cls):
+    X = frame()
+    with collect_warnings():
+        model = clone(MIXED[cls]).fit(X)
+    k = X.head(3)
+    expected = model.score_samples(k)
+    other = k.assign(colour=k["colour"].cat.reorder_categories(["red", "blue"]))
+    np.testing.assert_array_equal(model.score_samples(other), expected)
+    np.testing.assert_array_equal(model.score_samples(k.assign(colour=list(k["colour"]))), expected)
+    filled = model.impute(other.assign(size=NAN), 0)
+    assert list(filled["colour"].cat.categories) == ["red", "blue"]
+    renamed = k.assign(colour=k["colour"].cat.rename_categories({"red": "rot", "blue": "blau"}))
+    with pytest.warns(DataWarning, match="'colour'"):  # they count as missing
+        found = model.score_samples(renamed)
+    lost = k.assign(colour=None)
+    np.testing.assert_array_equal(found, model.score_samples(lost))
+    # A column that is empty in X is of floats, or objects; it is filled with levels.
+    for empty in (NAN, None):
+        filled = model.impute(k.assign(colour=empty), 0)
+        assert set(filled["colour"]) <= {"red", "blue"}
+
+
+def test_levels_of_a_column_of_polars_that_is_empty():
+    pl = pytest.importorskip("polars")
+    X = frame().drop(columns="heavy")
+    with collect_warnings():
+        model = clone(MIXED[TractableDensity]).fit(pl.from_pandas(X))
+    lost = pl.from_pandas(X.head(3)).with_columns(pl.lit(None).alias("colour"))
+    for dtype in (pl.Null, pl.Float64, pl.String):
+        filled = model.impute(lost.with_columns(pl.col("colour").cast(dtype)), 0)
+        assert set(filled["colour"]) <= {"red", "blue"}

@@ -656,7 +656,8 @@ def learn_any_table(
     """Table of the columns of X, with the type given by the parameters `domain` and `bounds`."""
     domain = choose_domain(X, domain, estimator.sampler, bounds)
     kind: dict[str, Any] = {"bounds": bounds, "standardize": estimator.standardize}
-    table = one_kind_table(X, weight, domain=domain, **kind)
+    names = getattr(estimator, "feature_names_in_", None)
+    table = one_kind_table(X, weight, domain=domain, names=names, **kind)
     if table.discrete:
         refuse_real_settings(estimator, domain)
     return table

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any, Protocol
 
 import numpy as np
@@ -136,10 +137,7 @@ class NumberConditional(ColumnConditional):
         return self._of_values(x, self._found.cdf)
 
     def ppf(self, q: Any) -> np.ndarray:
-        q = np.asarray(q, dtype=np.float64)
-        if not ((q >= 0) & (q <= 1)).all():
-            raise ValueError(f"q must be probabilities, from 0 to 1, got {q!r}.")
-        u, shape = self._laid_out(q)
+        u, shape = self._laid_out(probabilities("q", q))
         return self._to_units(self._found.ppf(u).t().reshape(shape))
 
     def rvs(self, size: int | None = None, random_state: Any = None) -> np.ndarray:
@@ -240,9 +238,7 @@ class LevelConditional(ColumnConditional):
     def ppf(self, q: Any) -> np.ndarray:
         order = np.argsort(self._numbers, kind="stable")
         below = self.probabilities[:, order].cumsum(1)[:, :-1]
-        found: np.ndarray = self._numbers[order][
-            (below < np.asarray(q, dtype=np.float64)[..., None]).sum(-1)
-        ]
+        found: np.ndarray = self._numbers[order][(below < probabilities("q", q)[..., None]).sum(-1)]
         return found
 
     def rvs(self, size: int | None = None, random_state: Any = None) -> np.ndarray:
@@ -374,6 +370,38 @@ class WeightedDraws:
         """Resampled draws, (n_draws, n)."""
         u = torch.rand(len(self._x), n_draws, generator=generator, dtype=torch.float64)
         return self.ppf(u).t()
+
+
+def probabilities(argument: str, asked: Any) -> np.ndarray:
+    """Probabilities as an array; `ValueError` for other values."""
+    try:
+        found = np.asarray(asked, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{argument} must be probabilities, got {asked!r}.") from error
+    if not ((found >= 0) & (found <= 1)).all():
+        raise ValueError(f"{argument} must be probabilities, from 0 to 1, got {asked!r}.")
+    return found
+
+
+def ends_of_interval(coverage: Any) -> list[float]:
+    """Probabilities below the ends of an interval with equal tails."""
+    if isinstance(coverage, bool) or not isinstance(coverage, Real) or not 0 < coverage < 1:
+        raise ValueError(f"coverage must lie between 0 and 1, got {coverage!r}.")
+    return [(1 - float(coverage)) / 2, (1 + float(coverage)) / 2]
+
+
+def one_or_each(argument: str, asked: Any, n_rows: int) -> np.ndarray:
+    """A number, or one for each row, nan where it is missing; `ValueError` for other values."""
+    try:
+        found = np.asarray(asked, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{argument} must be numbers: {error}.") from error
+    if found.shape not in ((), (n_rows,)):
+        raise ValueError(
+            f"{argument} must be a number, or one for each of the {n_rows} rows of X, got an array "
+            f"of shape {found.shape}."
+        )
+    return found
 
 
 def as_levels(values: Sequence[Any]) -> np.ndarray:

@@ -12,11 +12,13 @@ from skebm._validation import (
     StrOptions,
     check_columns,
     check_container,
+    check_has_rows,
     check_is_fitted,
     check_random_state,
     fit_context,
     is_frame,
     mask_as_missing,
+    names_compared,
     set_seeds,
     validate_data,
 )
@@ -130,7 +132,8 @@ class DensityImputer(TransformerMixin, DocLinkMixin, TasksMixin, BaseEstimator):
         check_is_fitted(self)
         X = self._checked(X, reset=False)
         seed = 0 if self.random_state is None else self.random_state
-        filled = self.density_.impute(X, seed if self.how == "draw" else 0, how=self.how)
+        with names_compared():
+            filled = self.density_.impute(X, seed if self.how == "draw" else 0, how=self.how)
         if self._has_levels:
             return filled
         found = np.asarray(filled, dtype=getattr(X, "dtype", np.float64))
@@ -143,6 +146,7 @@ class DensityImputer(TransformerMixin, DocLinkMixin, TasksMixin, BaseEstimator):
         check_container(X)
         if is_frame(X):
             check_columns(self, X, reset=reset)
+            check_has_rows(self, X)
             return X
         return validate_data(self, mask_as_missing(X), reset=reset, **WITH_HOLES)
 

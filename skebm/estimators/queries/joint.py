@@ -25,6 +25,7 @@ from skebm.distributions._fitting import draw_index
 from skebm.distributions.conditionals.column import NormalMixtures
 from skebm.distributions.stack import with_broad_part
 from skebm.estimators.queries.columns import ByRows, NumberDistribution, WeightedDraws
+from skebm.estimators.queries.draws import draws_given
 from skebm.estimators.queries.quadrature import CellDensities, density_in_cells
 from skebm.partition.given import LogZGiven
 
@@ -146,7 +147,7 @@ class Joint(NamedTuple):
 
         def estimate(index: Tensor, n_draws: int) -> LogZGiven:
             part = LogZGiven.unknown(len(index), x.device)
-            for some in blocks_of_rows(len(index), n_draws * x.shape[1]):
+            for some in blocks_alike(known[index], n_draws * x.shape[1]):
                 at = index[some]
                 part.put(some, self._by_importance(x[at], known[at], n_draws, generator))
             return part
@@ -192,8 +193,8 @@ class Joint(NamedTuple):
 
         The weights are density ratios of the model to the base, without a constant.
         """
-        clamp = Clamp(*(part.repeat_interleave(n_draws, 0) for part in (known, x)))
-        drawn = self.base.given(clamp).sample(generator)
+        counts = torch.full((len(x),), n_draws, device=x.device)
+        drawn = draws_given(self.base, Clamp(known, x), counts, generator)
         return drawn.view(len(x), n_draws, -1), self.log_ratio(drawn).view(len(x), n_draws)
 
     def completions(
@@ -206,7 +207,7 @@ class Joint(NamedTuple):
         """
         made = torch.empty(n_each, *x.shape, dtype=x.dtype, device=x.device)
         n_draws = n_each if self.energy is None else max(N_DRAWS[0], 2 * n_each)
-        for rows in blocks_of_rows(len(x), n_draws * x.shape[1]):
+        for rows in blocks_alike(known, n_draws * x.shape[1]):
             drawn, log_w = self.weighted_draws(x[rows], known[rows], n_draws, generator)
             if self.energy is None:
                 made[:, rows] = drawn.transpose(0, 1)
@@ -262,7 +263,9 @@ class Joint(NamedTuple):
                 at = rows[some]
                 full = _with_states(x[at], known[at[0]], states)
                 put(at, full, self.log_density(full).view(len(at), -1))
-        for index in blocks_of_index(left.nonzero()[:, 0], N_DRAWS[1] * x.shape[1]):
+        rest = left.nonzero()[:, 0]
+        for some in blocks_alike(known[rest], N_DRAWS[1] * x.shape[1]):
+            index = rest[some]
             drawn, log_w = self.weighted_draws(x[index], known[index], N_DRAWS[1], generator)
             put(index, drawn.flatten(0, 1), log_w)
         return found
@@ -344,8 +347,9 @@ class Joint(NamedTuple):
         exact = self._rows_with_exact_sums(x, here)
         parts: list[tuple[Tensor, NumberDistribution]] = []
         methods = set()
-        for is_exact, numbers in ((True, exact.nonzero()), (False, (~exact).nonzero())):
-            for rows in blocks_of_index(numbers[:, 0], CHUNK // ROWS):
+        for is_exact, numbers in ((True, exact.nonzero()[:, 0]), (False, (~exact).nonzero()[:, 0])):
+            for some in blocks_alike(others[numbers], CHUNK // ROWS):
+                rows = numbers[some]
                 of_rows = self.base_column(x[rows], others[rows], entry, tolerance)
                 one = _Column(x[rows], others[rows], entry, of_rows)
                 found: NumberDistribution
@@ -358,7 +362,8 @@ class Joint(NamedTuple):
                 parts.append((rows, found))
                 methods.add(method)
         method = max(methods)  # the least exact one, which is the last of the alphabet
-        return parts[0][1] if len(parts) == 1 else ByRows(parts), method
+        in_order = len(parts) == 1 and bool((parts[0][0].diff() > 0).all())
+        return parts[0][1] if in_order else ByRows(parts), method
 
     def _number_in_cells(
         self, column: _Column, reference: Tensor, tolerance: float
@@ -564,6 +569,14 @@ def _with(known: Tensor, entries: slice) -> Tensor:
 def blocks_of_rows(n: int, numbers_each: int) -> list[Tensor]:
     """Numbers of n rows in blocks that have few enough numbers; none of no rows."""
     return blocks_of_index(torch.arange(n), numbers_each)
+
+
+def blocks_alike(known: Tensor, numbers_each: int) -> list[Tensor]:
+    """Numbers of the rows of a mask (n, d) in blocks, those with the same known entries together.
+
+    What is known of rows given the same entries is computed once for a block.
+    """
+    return blocks_of_index(distinct_masks(known)[1].argsort(stable=True), numbers_each)
 
 
 def blocks_of_index(index: Tensor, numbers_each: int) -> list[Tensor]:

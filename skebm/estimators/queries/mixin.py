@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skebm._validation import check_is_fitted, is_frame, warn
+from skebm._validation import check_container, check_is_fitted, is_frame, warn
 from skebm.base import Categorical, LikelihoodWarning, LogLikelihoods
 from skebm.base.sampler import whole_number
 from skebm.estimators.queries.columns import (
@@ -18,6 +18,9 @@ from skebm.estimators.queries.columns import (
     LevelConditional,
     NumberConditional,
     as_levels,
+    ends_of_interval,
+    one_or_each,
+    probabilities,
 )
 from skebm.estimators.queries.joint import Joint, states_of_column
 from skebm.estimators.tables.blocks import ColumnBlock, NumberBlock, StateBlock
@@ -28,6 +31,8 @@ from skebm.partition.given import LogZGiven
 
 # Relative errors of quadrature: where a density is returned, and where only its mean.
 PRECISE, ROUGH = 1e-9, 1e-4
+# Relative difference of a value to what the model takes it for, beyond rounding of float32.
+CLIPPED = 1e-3
 HOW = ("draw", "mean", "mode")
 
 
@@ -297,7 +302,7 @@ class QueriesMixin(metaclass=abc.ABCMeta):
         -------
         ndarray of shape (n_samples,), or (n_samples, k)
         """
-        levels = np.asarray(q, dtype=np.float64)
+        levels = probabilities("q", q)
         found = self.conditional(X, column).ppf(levels[..., None] if levels.ndim else levels)
         return found.T if levels.ndim else found
 
@@ -324,8 +329,9 @@ class QueriesMixin(metaclass=abc.ABCMeta):
             x, table = self._rows_with_holes(X), self._query_table
             missing = x[:, table.entries_of(j)[1].start].isnan().numpy()
             value = np.where(missing, np.nan, table.to_units(x.nan_to_num())[:, j])
-        found = self.conditional(X, column).cdf(np.nan_to_num(value))
-        return np.where(np.isnan(np.asarray(value, dtype=np.float64)), np.nan, found)
+        asked = self.conditional(X, column)
+        value = one_or_each("value", value, asked.n_rows)
+        return np.where(np.isnan(value), np.nan, asked.cdf(np.nan_to_num(value)))
 
     def interval(self, X: Any, column: str | int, coverage: float = 0.9) -> np.ndarray:
         """Interval that holds a column with a probability, with equal tails.
@@ -342,9 +348,7 @@ class QueriesMixin(metaclass=abc.ABCMeta):
         -------
         ndarray of shape (n_samples, 2)
         """
-        if not 0 < coverage < 1:
-            raise ValueError(f"coverage must lie between 0 and 1, got {coverage!r}.")
-        return self.quantile(X, column, [(1 - coverage) / 2, (1 + coverage) / 2])
+        return self.quantile(X, column, ends_of_interval(coverage))
 
     # ---------------------------------------------------------------- several columns
 
@@ -409,12 +413,29 @@ class QueriesMixin(metaclass=abc.ABCMeta):
         self, given: Any, n_samples: int, random_state: Any, n_steps: int | None = None
     ) -> Any:
         """Draws given the known entries of a row, or of as many rows."""
-        X = self._query_input(self._given_rows(given, n_samples))
+        rows = self._given_rows(given, n_samples)
+        if self._query_table.coding is not None:
+            self._query_table.coding.check_values("given", rows)
+        X = self._query_input(rows)
         x, generator = self._rows_of_input(X), self._query_generator(random_state)
         self._check_near(x)
+        self._check_as_given(X, x)
         with torch.no_grad():
             (made,) = self._filled(x, "draw", 1, n_steps, generator)
         return self._query_table.with_imputations(X, made)
+
+    def _check_as_given(self, X: Any, x: Tensor) -> None:
+        """Raise `ValueError` for values of X that the model takes for others: it clips them."""
+        table = self._query_table
+        asked, known = X.reshape(len(X), -1), table.to_units(torch.where(x.isnan(), 0.0, x))
+        off = np.abs(known - asked) > CLIPPED * np.maximum(1.0, np.abs(asked))  # False for nan
+        off[:, [j for block, _ in table.places() for j in block.columns if not block.clips]] = False
+        if off.any():
+            row, j = (int(place) for place in np.argwhere(off)[0])
+            raise ValueError(
+                f"given has {asked[row, j]:.6g} in column {self._name_of(j)!r}, which the model "
+                f"would take for {known[row, j]:.6g}, an end of its range: give a value within it."
+            )
 
     def _given_rows(self, given: Any, n_samples: int) -> Any:
         """A row as a table of `n_samples` equal ones; a frame may leave columns out."""
@@ -426,6 +447,8 @@ class QueriesMixin(metaclass=abc.ABCMeta):
         if is_frame(given):
             import pandas as pd
 
+            if given.shape[1]:  # nothing may be given
+                check_container(given)
             frame = given.to_pandas() if not hasattr(given, "iloc") else given
             known = [str(name) for name in frame.columns]
             all_names = known if names is None else [str(name) for name in names]
@@ -459,7 +482,12 @@ class QueriesMixin(metaclass=abc.ABCMeta):
         names = None if names is None else [str(name) for name in names]
         if isinstance(asked, Sequence) and not isinstance(asked, str) and not len(asked):
             return []
-        return column_numbers(argument, asked, names, self._query_table.n_columns)
+        try:
+            return column_numbers(argument, asked, names, self._query_table.n_columns)
+        except ValueError as error:
+            if not hasattr(self, "classes_"):
+                raise
+            raise ValueError(f"{error} For the class, ask predict_proba.") from error
 
     def _one_column(self, column: Any) -> int:
         found = self._columns("column", column)

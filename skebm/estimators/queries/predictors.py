@@ -19,6 +19,7 @@ from skebm._validation import (
     StrOptions,
     check_columns,
     check_container,
+    check_has_rows,
     check_is_fitted,
     check_labels,
     check_random_state,
@@ -27,6 +28,7 @@ from skebm._validation import (
     holds_only_numbers,
     is_frame,
     mask_as_missing,
+    n_rows,
     names_compared,
     set_seeds,
     take_rows,
@@ -35,7 +37,7 @@ from skebm._validation import (
 from skebm.base.processes import TasksMixin
 from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import atomic
-from skebm.estimators.queries.columns import ColumnConditional
+from skebm.estimators.queries.columns import ColumnConditional, ends_of_interval, one_or_each
 from skebm.estimators.queries.tractable import TractableDensity
 
 # Name of the target among the columns of a frame, with as many underscores as make it new.
@@ -104,6 +106,7 @@ class JointEstimator(DocLinkMixin, TasksMixin, BaseEstimator, abc.ABC):
         check_container(X)
         if _has_names(X):
             check_columns(self, X, reset=reset)
+            check_has_rows(self, X)
             return X
         return validate_data(self, mask_as_missing(X), reset=reset, **NUMBERS_WITH_HOLES)
 
@@ -316,9 +319,8 @@ class DensityRegressor(RegressorMixin, JointEstimator):
         -------
         ndarray of shape (n_samples, 2)
         """
-        if not 0 < coverage < 1:
-            raise ValueError(f"coverage must lie between 0 and 1, got {coverage!r}.")
         check_is_fitted(self)
+        ends_of_interval(coverage)
         half, n = coverage / 2, len(self._ranks)
         if n:
             place = int(np.ceil((n + 1) * coverage)) - 1
@@ -339,7 +341,9 @@ class DensityRegressor(RegressorMixin, JointEstimator):
         -------
         ndarray of shape (n_samples,)
         """
-        table = self._with_target(self._check_rows(X), np.asarray(y, dtype=np.float64))
+        X = self._check_rows(X)
+        y = np.broadcast_to(one_or_each("y", y, n_rows(X)), n_rows(X))
+        table = self._with_target(X, y)
         given = list(range(self.n_features_in_))
         with names_compared():
             found: np.ndarray = self.density_.log_conditional(table, given)

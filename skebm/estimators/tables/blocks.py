@@ -51,6 +51,11 @@ class ColumnBlock(abc.ABC):
         return (1,) * self.domain.n_columns
 
     @property
+    def clips(self) -> bool:
+        """Whether values outside of a range are taken for its ends."""
+        return False
+
+    @property
     def log_volume(self) -> float:
         """Log volume, in the units of the data, of a unit cube in the units of the energy."""
         return 0.0
@@ -116,6 +121,10 @@ class ProbabilityBlock(ColumnBlock):
     ):
         super().__init__(range(first, first + n_columns), Binary((n_columns,)), names)
         self.scaling, self.scales, self.is_said = scaling, scales, False
+
+    @property
+    def clips(self) -> bool:
+        return True
 
     @classmethod
     def learn(
@@ -289,6 +298,11 @@ class NumberBlock(ColumnBlock):
         self.units, self.standardized, self.bounded = units, standardized, bounded
 
     @property
+    def clips(self) -> bool:
+        domain = self.units.domain
+        return isinstance(domain, Real) and not (domain.lower is domain.upper is None)
+
+    @property
     def log_volume(self) -> float:
         return self.units.log_volume
 
@@ -300,8 +314,8 @@ class NumberBlock(ColumnBlock):
         return self.units.apply(X)
 
     def to_units(self, x: np.ndarray, before: np.ndarray | None = None) -> np.ndarray:
-        domain = self.units.domain
-        if isinstance(domain, Real) and not (domain.lower is domain.upper is None):
+        domain: Any = self.units.domain
+        if self.clips:
             x = np.clip(x, domain.lower, domain.upper)
         return self.units.invert(x)
 

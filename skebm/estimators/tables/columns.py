@@ -58,8 +58,7 @@ def column_numbers(argument: str, asked: Any, names: Sequence[str] | None, d: in
         Names of the d columns, where they have any.
     d : int
     """
-    one = isinstance(asked, str | int | np.integer) and not isinstance(asked, bool)
-    several = [asked] if one else list(asked)
+    several = [asked] if isinstance(asked, str) or not np.iterable(asked) else list(asked)
     if len(several) == d and all(isinstance(part, bool | np.bool_) for part in several):
         return [j for j in range(d) if several[j]]
     found = []
@@ -211,6 +210,11 @@ class Coding(NamedTuple):
                 f"Columns {unseen} have levels that did not occur in fit: they count as missing.",
                 DataWarning,
             )
+        infinite = np.isinf(found).any(0)
+        if infinite.any():
+            raise ValueError(
+                f"Input X contains infinity, in column {self.names[int(infinite.argmax())]!r}."
+            )
         check_array(
             found,
             ensure_all_finite="allow-nan",
@@ -219,6 +223,28 @@ class Coding(NamedTuple):
             input_name="X",
         )
         return found
+
+    def check_values(self, argument: str, X: Any) -> None:
+        """Raise `ValueError` for entries of X that its columns cannot have.
+
+        They are levels that did not occur in `fit`, and fractions in columns of integers.
+        """
+        X, codes = as_table(X), self.codes(X)
+        fraction = np.zeros(codes.shape, dtype=bool)
+        for j in self.ranges:
+            fraction[:, j] = np.isfinite(codes[:, j]) & (codes[:, j] % 1 != 0)
+        wrong = fraction.copy()
+        for j in self.levels:
+            wrong[:, j] = codes[:, j] < 0
+        if not wrong.any():
+            return
+        row, j = (int(place) for place in np.argwhere(wrong)[0])
+        value = _objects(column_of(X, j))[row]
+        known = "it holds integers" if fraction[row, j] else f"its levels are {self.levels[j]}"
+        raise ValueError(
+            f"{argument} has the value {value!r} of column {self.names[j]!r}, which it cannot "
+            f"have: {known}."
+        )
 
     def decode(self, x: np.ndarray) -> Any:
         """Numbers and codes as a table of the kind that was fitted."""

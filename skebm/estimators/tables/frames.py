@@ -93,6 +93,8 @@ def _as_pandas(values: np.ndarray, dtype: Any, index: Any, means: bool) -> Any:
         return pd.Series(values, index=index, dtype=dtype)
     if kind == "O":  # text, and objects such as booleans beside missing entries
         return pd.Series(values.astype(object), index=index).astype(dtype)
+    if _are_other_than_numbers(values):  # levels of a column that is empty in X
+        return pd.Series(values, index=index)
     numbers = values.astype(np.float64)
     if kind in "biu":
         if means:
@@ -101,8 +103,16 @@ def _as_pandas(values: np.ndarray, dtype: Any, index: Any, means: bool) -> Any:
     return pd.Series(numbers, index=index).astype(dtype)
 
 
+def _are_other_than_numbers(values: np.ndarray) -> bool:
+    """Whether values hold texts or other objects than numbers."""
+    kinds = int | float | bool | np.number | np.bool_
+    return values.dtype == object and not all(isinstance(value, kinds) for value in values)
+
+
 def _as_polars(pl: Any, name: str, values: np.ndarray, dtype: Any, means: bool) -> Any:
-    """A column of polars of the type."""
+    """A column of polars of the type, or of the type of the values where it cannot hold them."""
+    if dtype == pl.Null or dtype.is_numeric() and _are_other_than_numbers(values):
+        return pl.Series(name, values.tolist())
     if dtype.is_integer() or dtype == pl.Boolean:
         numbers = values.astype(np.float64)
         if means:

@@ -438,6 +438,7 @@ def one_kind_table(
     domain: Domain | None = None,
     bounds: Any = None,
     standardize: bool = True,
+    names: Sequence[str] | None = None,
 ) -> Table:
     """Scales and bounds of real columns, or of images; a discrete `domain` is checked."""
     if domain is not None and not isinstance(domain, Real):
@@ -449,7 +450,7 @@ def one_kind_table(
     if len(X.shape) == 2:  # pixels cannot be dropped
         _warn_of_constants(flat)
     columns, bounded = range(flat.shape[1]), bounds is not None
-    numbers = NumberBlock(columns, units, standardized=standardize, bounded=bounded)
+    numbers = NumberBlock(columns, units, names, standardized=standardize, bounded=bounded)
     return Table([numbers], row_shape=X.shape[1:])
 
 

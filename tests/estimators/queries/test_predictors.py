@@ -13,6 +13,7 @@ from skebm import (
     DensityImputer,
     DensityRegressor,
     RBMEstimator,
+    ScoreMatchingDensity,
     TractableDensity,
 )
 from skebm.base.processes import collect_warnings
@@ -190,3 +191,59 @@ def test_frames_with_categories_stay_frames():
     assert (filled["kind"] == np.where(X[:, 0] > 0, "a", "b")).mean() > 0.9
     with pytest.raises(ValueError, match="MissingIndicator"):
         DensityImputer(add_indicator=True).fit(frame)
+
+
+# ------------------------------------------------------------------------------
+# Bad input
+# ------------------------------------------------------------------------------
+
+
+def test_wrong_targets_and_coverages_are_named():
+    model = DensityRegressor(NORMAL).fit(X, Y)
+    for match, ask in {
+        r"y must be a number, or one for each of the 5 rows.*\(2,\)": lambda: model.log_likelihood(
+            X[:5], [1.0, 2.0]
+        ),
+        "y must be numbers: .*'a'": lambda: model.log_likelihood(X[:2], ["a", "b"]),
+        "coverage must lie between 0 and 1, got 'a'": lambda: model.predict_interval(X, "a"),
+        "q must be probabilities": lambda: model.predict_quantiles(X, [0.5, 2.0]),
+    }.items():
+        with pytest.raises(ValueError, match=match):
+            ask()
+    found = model.log_likelihood(X[:2], [Y[0], np.nan])
+    assert found[1] == 0  # of a target that is not known
+
+
+@pytest.mark.parametrize("cls", [DensityRegressor, DensityClassifier])
+def test_a_row_without_a_target_is_named(cls):
+    y = np.where(Y > 150, 1, 0).astype(object)
+    y[3] = None
+    with pytest.raises(ValueError, match="row 3 has no label"):
+        cls(NORMAL).fit(X, y)
+
+
+@pytest.mark.parametrize("cls", [DensityRegressor, DensityClassifier, DensityImputer])
+def test_frames_without_rows_or_columns(cls):
+    frame = pd.DataFrame(X, columns=list("abcd"))
+    model = cls(NORMAL).fit(frame, *(() if cls is DensityImputer else ((Y > 150).astype(int),)))
+    ask = model.transform if cls is DensityImputer else model.predict
+    with pytest.raises(ValueError, match=rf"0 sample\(s\) \(shape=\(0, 4\)\).*{cls.__name__}"):
+        ask(frame.iloc[:0])
+    with pytest.raises(ValueError, match="X has no columns"):
+        ask(frame[[]])
+    with pytest.raises(ValueError, match="infinity.*in column 'b'"):
+        ask(frame.assign(b=np.inf))
+
+
+def test_columns_too_far_away_are_named_as_in_the_frame():
+    frame = pd.DataFrame(X[:60], columns=list("abcd"))
+    model = ScoreMatchingDensity(n_iter=2, random_state=0).fit(frame)
+    with pytest.raises(ValueError, match="column 'c' lies too far"):
+        model.predict_column(frame.assign(c=1e300), "a")
+
+
+def test_an_empty_column_of_categories_is_filled_in():
+    frame = pd.DataFrame({"x": X[:, 0], "kind": np.where(X[:, 0] > 0, "high", "low")})
+    model = DensityImputer(random_state=0).fit(frame)
+    filled = model.transform(frame.assign(kind=np.nan))
+    assert set(filled["kind"]) <= {"high", "low"}
