@@ -3,14 +3,17 @@
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.datasets import make_moons
 
 from benchmarks._log_z_of_trees import board as grid
 from benchmarks._log_z_of_trees import z_of_bits, z_of_numbers
 from skebm import BoostedDensity, TractableDensity
-from skebm.base import Binary, TrainingWarning
+from skebm.base import Binary, DataWarning, TrainingWarning
+from skebm.distributions import Gaussian
 from skebm.objectives.noise_contrastive import boosting
+from skebm.objectives.noise_contrastive.boosting import BoostingSettings, Sample, boost
 from skebm.partition import Exact
 
 
@@ -248,3 +251,35 @@ def test_a_column_without_known_entries_is_named():
     frame = pd.DataFrame(x, columns=["a", "b"])
     with pytest.raises(ValueError, match="'b' is missing in all rows"):
         BoostedDensity().fit(frame)
+
+
+def test_wide_tables_have_fewer_draws_and_smaller_trees(monkeypatch):
+    """Of two thousand columns, draws and rows of a tree would take gigabytes."""
+    monkeypatch.setattr(boosting, "NUMBERS_OF_DRAWS", 9000)
+    monkeypatch.setattr(boosting, "NUMBERS_OF_TREE", 9000)
+    drawn, grown, grow = [], [], boosting.grow_tree
+
+    class Counted(Gaussian):
+        def sample(self, n, generator):
+            drawn.append(n)
+            return super().sample(n, generator)
+
+    def counted(codes, *args):
+        grown.append(len(codes))
+        return grow(codes, *args)
+
+    monkeypatch.setattr(boosting, "grow_tree", counted)
+    generator = torch.Generator().manual_seed(0)
+    rows = Sample(torch.randn(4000, 3, generator=generator), torch.ones(4000))
+    held_out = Sample(torch.randn(100, 3, generator=generator), torch.ones(100))
+    settings = BoostingSettings(most_trees=2)
+    boost(Counted(torch.zeros(3), 1.0), rows, held_out, settings, generator)
+    assert drawn == [3000, 3000]
+    assert grown == [3000, 3000]
+
+
+def test_a_column_of_identifiers_is_named():
+    frame = pd.DataFrame({"id": [f"row {i}" for i in range(60)], "x": np.linspace(0, 1, 60)})
+    for model in (BoostedDensity(n_iter=0, random_state=0), TractableDensity(random_state=0)):
+        with pytest.warns(DataWarning, match=r"'id' \(60 levels in 60 rows\)"):
+            model.fit(frame)
