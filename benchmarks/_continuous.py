@@ -142,8 +142,10 @@ def mixture(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, str]:
 FLOW = {"transforms": 3, "hidden_features": (64, 64), "bins": 8}
 
 
-def spline_flow(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, str]:
-    """A neural spline flow, stopped by a tenth of the training rows."""
+def spline_flow(
+    train: np.ndarray, test: np.ndarray, seconds: float = 300
+) -> tuple[np.ndarray, str]:
+    """A neural spline flow, stopped by a tenth of the training rows, or after some seconds."""
     import zuko
 
     with torch.random.fork_rng():
@@ -154,7 +156,7 @@ def spline_flow(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, str]:
         optimizer = torch.optim.AdamW(flow.parameters(), lr=1e-3, weight_decay=1.0)
         best, state, since, began = -math.inf, flow.state_dict(), 0, time.monotonic()
         epoch = 0
-        while epoch < 400 and since < 25 and time.monotonic() - began < 300:
+        while epoch < 400 and since < 25 and time.monotonic() - began < seconds:
             epoch += 1
             for index in torch.randperm(len(rows)).split(256):
                 loss = -flow().log_prob(rows[index]).mean()

@@ -1,7 +1,10 @@
 """Densities of boosted trees against their base and other densities of tables of numbers.
 
     python -m benchmarks.boosted --data PATH [--sets redwine magic ...] [--splits 2] [--json FILE]
-    python -m benchmarks.boosted --data PATH --what bits mixed classes samples [--sets plants ...]
+    python -m benchmarks.boosted --data PATH --peers [--rows 3000] [--sets redwine ...]
+    python -m benchmarks.boosted --data PATH --what bits mixed classes samples imputation log_z
+        [--sets plants ...] [--rows 3000]
+    python -m benchmarks.boosted --what log_z_of_few
     python -m benchmarks.boosted --cost 10000x10 100000x20
 
 Protocol. Each table is split at random into training rows (80 %; every model takes what it needs
@@ -15,10 +18,28 @@ test rows of all splits, and log Z is at its estimate, with its standard error b
 are scikit-learn's, of one bandwidth that three folds of 2,000 rows prefer. Costs are of simulated
 tables of normal clusters with three columns that are functions of others, in a process of its own.
 
-Protocol of `bits`: the default RBM is fitted to the train part of a DEBD set; trees correct that
-fitted RBM, and their default base. Nats of the test rows, log Z of either at the end that hurts.
+Protocol of `--peers`: beside these, what is installed of a vine of `pyvinecopulib` (kernels as
+margins, pairs of all families by AIC), an adversarial forest of `arfpy` (defaults) and a neural
+spline flow of `zuko` (whitened rows, settings of `benchmarks.density`, a tenth of the training rows
+ends it, or 90 seconds; one split). `--rows` is the most rows of a table. NRGBoost has no
+likelihood: its energies are not normalised.
 
-Protocol of `mixed`: the mixed tables, halves and latent classes of `benchmarks.mixed_columns`.
+Protocol of `bits`: the default RBM is fitted to the train part of a DEBD set, or to its first
+`--rows` rows; trees correct that fitted RBM, and their default base. Nats of the test rows, log Z
+of either at the end that hurts.
+
+Protocol of `log_z`: a fit of the training rows of the first split; log Z by the method of its
+choice, twice, with generators of their own. `log_z_of_few`: twenty fits of 6 to 10 bits and twenty
+of two numbers, by draws of the base; errors of log Z against the sum over all states, and against
+Gauss's rule on the boxes where trees are constant, in stated standard errors.
+
+Protocol of `imputation`: tables, halves and entries taken out as in `benchmarks.mixed_columns`, all
+methods fitted to complete rows; neighbours (5, 10 or 20, by a fifth of the fitted rows), and
+iterative regression by ridge and by forests (50 trees, three rounds). Mean squares of numbers and
+shares of wrong levels; the difference of trees to each with its error over rows.
+
+Protocol of `mixed`: the mixed tables, halves and latent classes of `benchmarks.mixed_columns`, and
+red wine as the sixth.
 
 Protocol of `classes`: a frame of the numbers, standardised, and of the class as a category, of
 which every second row of a shuffle is fitted; classes of the others by p(x, class). Classifiers are
@@ -43,11 +64,18 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from scipy.special import softmax
 from sklearn.datasets import load_breast_cancer, load_iris, load_wine
-from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+from sklearn.ensemble import (
+    HistGradientBoostingClassifier,
+    RandomForestClassifier,
+    RandomForestRegressor,
+)
+from sklearn.experimental import enable_iterative_imputer  # noqa: F401
 from sklearn.frozen import FrozenEstimator
-from sklearn.linear_model import LogisticRegression
+from sklearn.impute import IterativeImputer, KNNImputer
+from sklearn.linear_model import BayesianRidge, LogisticRegression
 from sklearn.metrics import log_loss
 from sklearn.mixture import GaussianMixture
 from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_score
@@ -55,6 +83,8 @@ from sklearn.neighbors import KernelDensity
 
 from benchmarks import density, mixed_columns
 from benchmarks._common import write
+from benchmarks._density_peers import peers
+from benchmarks._log_z_of_trees import z_of_bits, z_of_numbers
 from skebm import BoostedDensity, RBMEstimator, ScoreMatchingDensity, TractableDensity
 
 UCI = ("redwine", "whitewine")
@@ -73,10 +103,22 @@ NORMAL_ROWS = {
 }
 SETS = (*UCI, *TABULAR, *NORMAL_ROWS)
 MOST_ROWS = 6000
+# What is too expensive for more than a split.
+ONE_SPLIT = ("spline flow",)
+N_FITS = 20
+MIXED = (*mixed_columns.MIXED, "redwine")
+IMPUTED = (
+    "redwine",
+    "40_vowels",
+    "22_magic.gamma",
+    "40_vowels, levels",
+    "22_magic.gamma, levels",
+    "nltcs",
+)
 
 
-def table(data: Path, name: str) -> np.ndarray:
-    """Rows of a table, those of the normal class where there are anomalies, at most `MOST_ROWS`."""
+def table(data: Path, name: str, most: int = MOST_ROWS) -> np.ndarray:
+    """Rows of a table, at most so many; those of the normal class where there are anomalies."""
     if name in UCI:
         x = np.load(data / "uci/wine.npz")[name][:, :11]
     elif name in TABULAR:
@@ -85,7 +127,7 @@ def table(data: Path, name: str) -> np.ndarray:
         found = np.load(data / f"adbench/{NORMAL_ROWS[name]}.npz")
         x = found["X"][found["y"] == 0]
     x = x[:, x.std(0) > 0].astype(float)
-    return x[np.random.default_rng(0).permutation(len(x))[:MOST_ROWS]]
+    return x[np.random.default_rng(0).permutation(len(x))[:most]]
 
 
 def dequantised(x: np.ndarray, random: np.random.Generator) -> np.ndarray:
@@ -94,10 +136,10 @@ def dequantised(x: np.ndarray, random: np.random.Generator) -> np.ndarray:
     return x + (random.random(x.shape) - 0.5) * np.array(gaps)
 
 
-def split(data: Path, name: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def split(data: Path, name: str, seed: int, most: int = MOST_ROWS) -> tuple[np.ndarray, np.ndarray]:
     """Training and test rows of a table, in standard deviations of the former."""
     random = np.random.default_rng(seed)
-    x = dequantised(table(data, name), random)
+    x = dequantised(table(data, name, most), random)
     x = x[random.permutation(len(x))]
     n = int(0.8 * len(x))
     scale = x[:n].std(0)
@@ -130,15 +172,17 @@ def models(seed: int) -> dict[str, Any]:
     }
 
 
-def measure(data: Path, name: str, n_splits: int, chosen: list[str]) -> dict[str, Any]:
+def measure(
+    data: Path, name: str, n_splits: int, chosen: list[str], most: int = MOST_ROWS
+) -> dict[str, Any]:
     """Log-likelihoods of test rows and seconds of fits, by model."""
     scores: dict[str, list[float]] = {}
     seconds: dict[str, list[float]] = {}
     errors: list[float] = []
     for seed in range(n_splits):
-        train, test = split(data, name, seed)
-        for model, fit in models(seed).items():
-            if model not in chosen:
+        train, test = split(data, name, seed, most)
+        for model, fit in (models(seed) | peers(seed)).items():
+            if model not in chosen or (seed and model in ONE_SPLIT):
                 continue
             began = time.process_time()
             with warnings.catch_warnings():
@@ -164,8 +208,7 @@ def line(name: str, found: dict[str, Any]) -> str:
     cells = [f"{name}, {found['rows']} x {found['columns']}", f"{base.mean():.3f}"]
     for model, scores in found["scores"].items():
         if model != "stack":
-            gain = np.array(scores) - base
-            cells.append(f"{gain.mean():+.3f} ({gain.std() / len(gain) ** 0.5:.3f})")
+            cells.append(paired(np.array(scores), base[: len(scores)]))
     cells.append(f"{max(found['log_z_error']):.3f}")
     cells.append(" / ".join(f"{np.mean(one):.0f}" for one in found["seconds"].values()))
     return "| " + " | ".join(cells) + " |"
@@ -174,6 +217,15 @@ def line(name: str, found: dict[str, Any]) -> str:
 # ------------------------------------------------------------------------------
 # Bits, mixed tables, classes, and samples
 # ------------------------------------------------------------------------------
+
+
+def best_peer(found: dict[str, Any]) -> str:
+    """What is above all others but trees, and the gain of these over it."""
+    scores = {name: np.array(one) for name, one in found["scores"].items()}
+    trees, stack = scores.pop("trees"), scores["stack"]
+    # Relative to the stack, as not all have all splits.
+    best = max(scores, key=lambda name: (scores[name] - stack[: len(scores[name])]).mean())
+    return f"{best}, {paired(trees[: len(scores[best])], scores[best])}"
 
 
 def paired(new: np.ndarray, old: np.ndarray) -> str:
@@ -199,9 +251,10 @@ def pessimistic(model: Any, X: Any) -> np.ndarray:
         return found + (model.score(X) - found.mean())
 
 
-def bits(data: Path, name: str) -> dict[str, Any]:
+def bits(data: Path, name: str, most: int | None) -> dict[str, Any]:
     """Trees on the default RBM of a binary set, and on their own base."""
     train, _, test = density.load(data, name)
+    train = train[:most]
     rbm, seconds = fitted(RBMEstimator(random_state=0), train)
     nats = pessimistic(rbm, test)
     row: dict[str, Any] = {
@@ -211,15 +264,18 @@ def bits(data: Path, name: str) -> dict[str, Any]:
     times = [f"{seconds:.0f}"]
     for label, base in {"RBM": FrozenEstimator(rbm), "Chow-Liu tree": "auto"}.items():
         model, seconds = fitted(BoostedDensity(base=base, random_state=0), train)
-        row[f"trees on the {label}"] = paired(pessimistic(model, test), nats)
+        # The base is normalised by its own estimate of log Z, whose error is that of both.
+        off = nats[0] - rbm.score_samples(test[:1])[0] if label == "RBM" else 0
+        row[f"trees on the {label}"] = paired(pessimistic(model, test) + off, nats)
         row[f"trees on the {label}: number"] = model.n_trees_
         times.append(f"{seconds:.0f}")
     return row | {"CPU s of each": " / ".join(times)}
 
 
-def mixed(data: Path, name: str) -> dict[str, Any]:
+def mixed(data: Path, name: str, most: int | None) -> dict[str, Any]:
     """Trees beside the default RBM and latent classes on a mixed table."""
     train, test = mixed_columns.halves(mixed_columns.frame(data, name))
+    train = train[:most]
     classes = mixed_columns.LatentClasses().fit(train).score_samples(test)
     row: dict[str, Any] = {
         "set": f"{name}, {len(train)} x {train.shape[1]}",
@@ -285,9 +341,9 @@ def classes(X: np.ndarray, y: np.ndarray, name: str) -> dict[str, Any]:
     return row
 
 
-def samples(data: Path, name: str) -> dict[str, Any]:
+def samples(data: Path, name: str, most: int | None) -> dict[str, Any]:
     """How well a classifier tells test rows from draws of each model."""
-    train, test = split(data, name, 0)
+    train, test = split(data, name, 0, most or MOST_ROWS)
     row: dict[str, Any] = {"set": f"{name}, {len(train) + len(test)} x {train.shape[1]}"}
     for label, fit in models(0).items():
         if label == "score matching":
@@ -305,21 +361,133 @@ def samples(data: Path, name: str) -> dict[str, Any]:
     return row
 
 
+def log_z(data: Path, name: str, most: int | None) -> dict[str, Any]:
+    """log Z of a fit by two runs, and what they state."""
+    train, _ = split(data, name, 0, most or MOST_ROWS)
+    model, _ = fitted(BoostedDensity(random_state=0), train)
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        first, method = model.log_partition_, model.partition_
+        for seed in (101, 102):
+            inputs = model._partition_inputs(("base", *method.uses))
+            inputs["generator"] = torch.Generator().manual_seed(seed)
+            found.append(method.estimate(model.energy_, **inputs))
+    off = found[1].value - found[0].value
+    both = np.hypot(found[0].std_error, found[1].std_error)
+    return {
+        "set": f"{name}, {len(train)} x {train.shape[1]}",
+        "trees": model.n_trees_,
+        "log Z": f"{first:.3f}",
+        "stated errors": " / ".join(f"{one.std_error:.4f}" for one in found),
+        "difference": f"{off:+.4f}",
+        "in errors": f"{off / both:+.2f}" if both else "",
+        "method": type(method).__name__,
+        "effective": " / ".join(f"{one.ess:.0f}" for one in found),
+    }
+
+
+def log_z_of_few() -> Iterator[dict[str, Any]]:
+    """Errors of log Z in standard errors, of models that are summed or integrated."""
+    for label, z_of in {"bits": z_of_bits, "numbers": z_of_numbers}.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = [z_of(seed) for seed in range(N_FITS)]
+        z, errors = np.array(found).T
+        row = {"rows": label, "fits": N_FITS, "z, rms": f"{np.sqrt(np.mean(z**2)):.2f}"}
+        row |= {"z, mean": f"{z.mean():+.2f}", "largest": f"{np.abs(z).max():.2f}"}
+        yield row | {"stated errors": f"{errors.min():.4f} to {errors.max():.4f}"}
+
+
+# ------------------------------------------------------------------------------
+# Imputation
+# ------------------------------------------------------------------------------
+
+
+def by_forests() -> IterativeImputer:
+    """Regressions by random forests in turn, as MissForest has them."""
+    forest = RandomForestRegressor(50, max_features="sqrt", min_samples_leaf=2, random_state=0)
+    return IterativeImputer(forest, max_iter=3, random_state=0)
+
+
+def neighbours(train: pd.DataFrame, share: float) -> KNNImputer:
+    """Of three numbers of neighbours the best on a fifth of the fitted rows."""
+    n = 4 * len(train) // 5
+    part, valid = train.iloc[:n], train.iloc[n:].iloc[:200]
+    gone = np.random.default_rng(1).random(valid.shape) < share
+    holes = valid.mask(gone)
+
+    def error(model: KNNImputer) -> float:
+        return mixed_columns.errors(valid, mixed_columns.by_sklearn(model, part, holes), gone)
+
+    return min((KNNImputer(n_neighbors=k) for k in (5, 10, 20)), key=error)
+
+
+def imputation(data: Path, name: str) -> Iterator[dict[str, Any]]:
+    """Errors of what is filled in by trees and by others, for each share of missing entries."""
+    levels = name.endswith("levels")
+    of_set = mixed_columns.frame if levels else mixed_columns.numbers
+    train, test = mixed_columns.halves(of_set(data, name))
+    test = test.iloc[:500]
+    trees, seconds = fitted(BoostedDensity(random_state=0), train)
+    rbm, _ = fitted(RBMEstimator(random_state=0), train)
+    for share in (0.2, 0.5):
+        lost = np.random.default_rng(1).random(test.shape) < share
+        holes = test.mask(lost)
+        peers = {
+            "neighbours": neighbours(train, share),
+            "ridge": IterativeImputer(BayesianRidge(), random_state=0),
+            "forests": by_forests(),
+        }
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            began = time.process_time()
+            filled = {"trees": mixed_columns.means(trees, holes)}
+            took = time.process_time() - began
+            filled["RBM"] = mixed_columns.means(rbm, holes)
+            for label, model in peers.items():
+                filled[label] = mixed_columns.by_sklearn(model, train, holes)
+        losses = {key: mixed_columns.losses(test, one) for key, one in filled.items()}
+        means = {key: one[lost].mean() for key, one in losses.items()}
+        best = min((key for key in means if key != "trees"), key=means.__getitem__)
+        # Errors over rows, whose entries depend on each other.
+        off = np.where(lost, losses["trees"] - losses[best], 0).sum(1) / lost.sum(1).mean()
+        row: dict[str, Any] = {"set": f"{name}, {share:.0%}"}
+        row |= {key: f"{mean:.4f}" for key, mean in means.items()}
+        error = off.std() / len(off) ** 0.5
+        row["trees less best other"] = f"{best}, {off.mean():+.4f} ({error:.4f})"
+        row |= {"number of trees": trees.n_trees_, "CPU s": f"{seconds:.0f} + {took:.0f}"}
+        yield row
+
+
 BITS = ("nltcs", "plants", "jester", "accidents", "mushrooms", "msweb")
 
 
-def rows_of(what: str, data: Path, sets: list[str] | None) -> Iterator[dict[str, Any]]:
+def rows_of(
+    what: str, data: Path, sets: list[str] | None, most: int | None
+) -> Iterator[dict[str, Any]]:
     """Rows of the table of `what`."""
+    if what == "log_z_of_few":
+        yield from log_z_of_few()
+        return
+    if what == "imputation":
+        for name in IMPUTED:
+            if sets is None or name in sets:
+                yield from imputation(data, name)
+        return
     if what == "classes":
         for name, (X, y) in labelled(data).items():
             if sets is None or name in sets:
                 yield classes(X, y, name)
         return
-    measure_one = {"bits": bits, "mixed": mixed, "samples": samples}[what]
-    usual = {"bits": BITS, "mixed": mixed_columns.MIXED, "samples": SETS}[what]
+    measure_one = {"bits": bits, "mixed": mixed, "samples": samples, "log_z": log_z}[what]
+    usual = {"bits": BITS, "mixed": MIXED, "samples": SETS, "log_z": SETS}[what]
     for name in usual:
         if sets is None or name in sets:
-            yield measure_one(data, name)
+            yield measure_one(data, name, most)
+
+
+WHAT = ("bits", "mixed", "classes", "samples", "imputation", "log_z", "log_z_of_few")
 
 
 def simulated(n: int, d: int) -> np.ndarray:
@@ -363,29 +531,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--cost", nargs="+", help="rows x columns of simulated tables")
-    parser.add_argument("--what", nargs="+", choices=("bits", "mixed", "classes", "samples"))
+    parser.add_argument("--what", nargs="+", choices=WHAT)
+    parser.add_argument("--peers", action="store_true", help="other packages' densities as well")
+    parser.add_argument("--rows", type=int, help="at most")
     parser.add_argument("--sets", nargs="+", help="by default all")
     parser.add_argument("--splits", type=int, default=2)
-    parser.add_argument("--models", nargs="+", default=list(models(0)))
+    parser.add_argument("--models", nargs="+", help="by default all")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if args.cost:
         costs(args.cost)
         return
-    if args.data is None:
+    if args.data is None and args.what != ["log_z_of_few"]:
         parser.error("--data is required, or --cost")
     for what in args.what or ():
-        for row in rows_of(what, args.data, args.sets):
+        for row in rows_of(what, args.data, args.sets, args.rows):
             print(f"{what}: {row}", flush=True)
     if args.what:
         return
-    others = [name for name in models(0) if name in args.models and name != "stack"]
+    known = [*models(0), *(peers(0) if args.peers else ())]
+    others = [name for name in known if name in (args.models or known) and name != "stack"]
     head = ["table", "stack, nats", *others, "largest error of log Z", "CPU s of each"]
+    head += ["trees over the best other"] * args.peers
     print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
     results = {}
     for name in args.sets or SETS:
-        results[name] = measure(args.data, name, args.splits, ["stack", *others])
-        print(line(name, results[name]), flush=True)
+        chosen = ["stack", *others]
+        found = measure(args.data, name, args.splits, chosen, args.rows or MOST_ROWS)
+        results[name] = found
+        more = f" {best_peer(found)} |" if args.peers else ""
+        print(line(name, found) + more, flush=True)
     if args.json:
         write(args.json, results)
 

@@ -270,18 +270,22 @@ def imputers() -> dict[str, Any]:
     }
 
 
+def losses(truth: pd.DataFrame, filled: pd.DataFrame) -> np.ndarray:
+    """Squares of numbers and whether levels are wrong, of all entries."""
+    found = np.empty(truth.shape)
+    for j, name in enumerate(truth.columns):
+        if isinstance(truth[name].dtype, pd.CategoricalDtype):
+            found[:, j] = truth[name].astype(str) != filled[name].astype(str)
+        elif truth[name].nunique() == 2:
+            found[:, j] = truth[name] != filled[name].round()
+        else:
+            found[:, j] = (truth[name] - filled[name]) ** 2
+    return found
+
+
 def errors(truth: pd.DataFrame, filled: pd.DataFrame, lost: np.ndarray) -> float:
     """Mean square of numbers and share of wrong levels, over the entries that were taken out."""
-    total = 0.0
-    for j, name in enumerate(truth.columns):
-        here = lost[:, j]
-        if isinstance(truth[name].dtype, pd.CategoricalDtype):
-            total += (truth[name][here].astype(str) != filled[name][here].astype(str)).sum()
-        elif truth[name].nunique() == 2:
-            total += (truth[name][here] != filled[name][here].round()).sum()
-        else:
-            total += ((truth[name][here] - filled[name][here]) ** 2).sum()
-    return float(total / lost.sum())
+    return float(losses(truth, filled)[lost].mean())
 
 
 def by_sklearn(model: Any, train: pd.DataFrame, holes: pd.DataFrame) -> pd.DataFrame:

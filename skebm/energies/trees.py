@@ -175,8 +175,10 @@ def grow_tree(codes: Tensor, grad: Tensor, curvature: Tensor, growth: Growth) ->
     """
     whole = float(grad.sum()), float(curvature.sum())
     nodes, leaves = _Nodes(-whole[0] / (whole[1] + growth.l2)), [0]
+    # Bits have two bins, and sums over 255 of many columns would take gigabytes.
+    n_bins = max(2, int(codes.max()) + 1) if codes.numel() else 2
     some = _SomeRows.all_of(codes, grad, curvature)
-    sums = some.histograms(1)
+    sums = some.histograms(1, n_bins)
     while True:
         splits = _best_splits(sums, growth, LEAST_CURVATURE * whole[1])
         order = splits.gain.argsort(descending=True)[: growth.max_leaf_nodes - nodes.n_leaves]
@@ -192,7 +194,7 @@ def grow_tree(codes: Tensor, grad: Tensor, curvature: Tensor, growth: Growth) ->
         right = some.right_of(splits)
         # Of the two parts of a leaf, the rows of the smaller one are gone through.
         fewer = right == splits.right_has_fewer.index_select(0, some.leaf)
-        few = some.subset(fewer.nonzero().ravel()).histograms(len(chosen))
+        few = some.subset(fewer.nonzero().ravel()).histograms(len(chosen), n_bins)
         sides = torch.stack([few, sums[:, chosen] - few], 2)
         sides[:, splits.right_has_fewer] = sides[:, splits.right_has_fewer].flip(2)
         sums, some = sides.flatten(1, 2), some._replace(leaf=2 * some.leaf + right)
@@ -272,22 +274,22 @@ class _SomeRows(NamedTuple):
         code = self.codes.flatten().index_select(0, column.add_(self.row, alpha=d))
         return code > splits.edge.to(torch.uint8).index_select(0, self.leaf)
 
-    def histograms(self, m: int) -> Tensor:
-        """Sums by leaf, column and bin, (3, m, d, N_BINS): gradients, curvatures, numbers."""
+    def histograms(self, m: int, n_bins: int) -> Tensor:
+        """Sums by leaf, column and bin, (3, m, d, n_bins): gradients, curvatures, numbers."""
         n = len(self.row)
         codes = self.codes if n == len(self.codes) else self.codes.index_select(0, self.row)
         weights = [one.index_select(0, self.row) for one in (self.grad, self.curvature)]
         parts = []
         for some in codes.split(max(1, ENTRIES // max(n, 1)), 1):
             k = some.shape[1]
-            first = torch.arange(0, k * N_BINS, N_BINS, dtype=torch.int32, device=codes.device)
-            key = (some + ((self.leaf * (k * N_BINS))[:, None] + first)).flatten()
-            sums = self.grad.new_empty(3, m * k * N_BINS)
+            first = torch.arange(0, k * n_bins, n_bins, dtype=torch.int32, device=codes.device)
+            key = (some + ((self.leaf * (k * n_bins))[:, None] + first)).flatten()
+            sums = self.grad.new_empty(3, m * k * n_bins)
             for found, weight in zip(sums, weights, strict=False):
                 repeated = weight[:, None].expand(-1, k).reshape(-1)
                 found.copy_(torch.bincount(key, repeated, minlength=len(found)))
             sums[2] = torch.bincount(key, minlength=sums.shape[1])
-            parts.append(sums.view(3, m, k, N_BINS))
+            parts.append(sums.view(3, m, k, n_bins))
         return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
 
@@ -305,15 +307,15 @@ class _Splits(NamedTuple):
 
 
 def _best_splits(sums: Tensor, growth: Growth, least: float) -> _Splits:
-    """The best split of each of m leaves by their histograms, (3, m, d, N_BINS)."""
-    m = sums.shape[1]
+    """The best split of each of m leaves by their histograms, (3, m, d, n_bins)."""
+    m, n_edges = sums.shape[1], sums.shape[3] - 1
     total = sums[:, :, :1].sum(3, keepdim=True)
     below = sums[..., :-1].cumsum(3)
     above = total - below
     gain = _fall(below, growth, least).add_(_fall(above, growth, least))
     gain.masked_fill_(torch.minimum(below[2], above[2]) < growth.min_rows, -math.inf)
     best = gain.flatten(1).max(1)
-    column, edge = best.indices // (N_BINS - 1), best.indices % (N_BINS - 1)
+    column, edge = best.indices // n_edges, best.indices % n_edges
     leaf = torch.arange(m, device=sums.device)
     sides = torch.stack([part[:, leaf, column, edge] for part in (below, above)], 2)  # (3, m, 2)
     values = -sides[0] / (sides[1].clamp_min(least) + growth.l2)

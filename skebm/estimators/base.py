@@ -799,6 +799,8 @@ class CategoriesMixin(OfModel):
             return super()._validate(X, reset=reset, min_samples=min_samples, **kwargs)
         check_columns(self, X, reset=reset)
         found = coding.encode(X, min_samples, type(self).__name__)
+        if reset:
+            coding.warn_of_identifiers(found)
         accepted = self._validation_options(reset=reset) | kwargs
         if accepted.get("ensure_all_finite") != "allow-nan" and np.isnan(found).any():
             name = coding.names[int(np.isnan(found).any(0).argmax())]

@@ -148,3 +148,14 @@ def test_bins_have_edges_where_either_sample_has_rows():
     edges = edges[edges.isfinite()]
     assert int((edges < 50).sum()) > 100
     assert int((edges > 50).sum()) > 100
+
+
+def test_a_tree_of_bits_does_not_depend_on_empty_bins():
+    """A column of one value in the last bin, which nothing divides, is no reason for more."""
+    bits = (torch.rand(300, 4, generator=seeded(5)) < 0.5).to(torch.uint8)
+    y = (bits[:, 0] ^ bits[:, 1]).double() + bits[:, 2]
+    wide = torch.cat([bits, torch.full((300, 1), 254, dtype=torch.uint8)], 1)
+    trees = [grow_tree(codes, -y, torch.ones_like(y), Growth()) for codes in (bits, wide)]
+    for one, other in zip(*trees, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert len(trees[0].value) > 4

@@ -262,7 +262,9 @@ class TractableDensity(
         self._coding = Coding.learn(X, self.categorical_features)
         if self._coding is not None:
             check_columns(self, X, reset=True)
-            return self._coding.encode(X, 1, type(self).__name__), True
+            found = self._coding.encode(X, 1, type(self).__name__)
+            self._coding.warn_of_identifiers(found)
+            return found, True
         kind: dict[str, Any] = {"dtype": np.float64, "ensure_all_finite": "allow-nan"}
         found = validate_data(self, X, **kind)
         check_known(found, getattr(self, "feature_names_in_", None))

@@ -465,7 +465,9 @@ def is_density(base: Any) -> bool:
 
 
 def check_base_kind(base: Any, domain: Domain) -> None:
-    """Raise `ValueError` for a discrete base of real rows."""
+    """Raise `ValueError` for a discrete base of real rows, and `TypeError` for a class."""
+    if isinstance(base, type):
+        raise TypeError(f"base={base.__name__} is a class: pass base={base.__name__}().")
     if isinstance(base, str) and base in BY_NAME and isinstance(domain, Real):
         names = ", ".join(map(repr, REAL_BASES))
         raise ValueError(f"{base!r} is a distribution of bits; on real rows use {names}.")

@@ -26,6 +26,10 @@ from skebm._validation import (
 from skebm.base import DataWarning
 from skebm.estimators.tables.dtypes import dtype_of, plain_dtype
 
+# Levels that occur, as a fraction of the rows, from which on a column is one of identifiers, and
+# fewest rows of which that is said.
+IDENTIFIERS, FEWEST_OF_THEM = 0.9, 20
+
 # ------------------------------------------------------------------------------
 # Any table
 # ------------------------------------------------------------------------------
@@ -245,6 +249,21 @@ class Coding(NamedTuple):
             f"{argument} has the value {value!r} of column {self.names[j]!r}, which it cannot "
             f"have: {known}."
         )
+
+    def warn_of_identifiers(self, codes: np.ndarray) -> None:
+        """Warn of columns of the rows of `fit` in which nearly every row has its own level."""
+        found = []
+        for j in self.levels:
+            known = codes[~np.isnan(codes[:, j]), j]
+            n_levels = len(np.unique(known))
+            if len(known) >= FEWEST_OF_THEM and n_levels >= IDENTIFIERS * len(known):
+                found.append(f"{self.names[j]!r} ({n_levels} levels in {len(known)} rows)")
+        if found:
+            warn(
+                f"Columns {', '.join(found)} have levels that occur once, which say nothing of new "
+                "rows and cost a number each: drop such columns.",
+                DataWarning,
+            )
 
     def decode(self, x: np.ndarray) -> Any:
         """Numbers and codes as a table of the kind that was fitted."""

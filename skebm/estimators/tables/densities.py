@@ -49,7 +49,14 @@ class EstimatorDensity(Distribution):
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         seed = torch.randint(2**32 - 1, (), generator=generator, device=generator.device)
-        drawn = draw_rows(self.estimator, n, np.random.RandomState(int(seed)))
+        try:
+            drawn = draw_rows(self.estimator, n, np.random.RandomState(int(seed)))
+        except NotImplementedError as error:  # kernels of scikit-learn that have no draws
+            raise ValueError(
+                f"base={self.estimator!r} has no draws, which training needs: pass one whose "
+                "sample works, such as GaussianMixture() or "
+                "KernelDensity(kernel='gaussian')."
+            ) from error
         found = drawn if self.units is None else self.units.apply(drawn)
         return torch.as_tensor(found).to(self.like)
 

@@ -24,6 +24,10 @@ DRAWS_PER_ROW, FEWEST_DRAWS, MOST_DRAWS = 20, 20_000, 100_000
 FRESH_PER_ROW, FEWEST_FRESH, MOST_FRESH = 10, 20_000, 50_000
 # Most rows of both samples that a tree is grown on.
 MOST_ROWS = 30_000
+# Numbers of the draws of a round, of those of the base that these are resampled of, and of the rows
+# of a tree, at most: of hundreds of columns there are fewer rows, but no fewer than the last one.
+NUMBERS_OF_DRAWS, NUMBERS_OF_PROPOSALS, NUMBERS_OF_TREE = 40_000_000, 100_000_000, 10_000_000
+FEWEST_OF_WIDE = 2000
 # Draws of the base of which those of the model are resampled, relative to their number.
 MOST_PROPOSALS = 10
 # Trees of a round; trees after the best number, and nats gained, with which rounds end.
@@ -171,8 +175,10 @@ class _Boosting:
     def _next_round(self) -> _Round:
         """A round whose draws are of the model so far."""
         n, model = len(self.rows.x), self._sum()
-        trained = self._draws(model, min(max(DRAWS_PER_ROW * n, FEWEST_DRAWS), MOST_DRAWS))
-        fresh = self._draws(model, min(max(FRESH_PER_ROW * n, FEWEST_FRESH), MOST_FRESH))
+        most = _most_rows(NUMBERS_OF_DRAWS, self.rows.x)
+        n_trained = min(max(DRAWS_PER_ROW * n, FEWEST_DRAWS), MOST_DRAWS, most)
+        n_fresh = min(max(FRESH_PER_ROW * n, FEWEST_FRESH), MOST_FRESH, most)
+        trained, fresh = self._draws(model, n_trained), self._draws(model, n_fresh)
         bins = Bins.of_samples(self.rows.x, trained)
         classes = _Classes(self.rows, trained, bins, self.settings, self.generator)
         return _Round(bins, classes, _Judges(self.held_out, fresh, bins, self.before))
@@ -199,7 +205,8 @@ class _Boosting:
         """n draws of the model so far, resampled of those of the base by their weights."""
         if not model.n_trees:
             return self.base.sample(n, self.generator)
-        proposals = min(max(n, int(n / 2 / self.share)), MOST_PROPOSALS * n)
+        most = max(n, min(MOST_PROPOSALS * n, _most_rows(NUMBERS_OF_PROPOSALS, self.rows.x)))
+        proposals = min(max(n, int(n / 2 / self.share)), most)
         x = self.base.sample(proposals, self.generator)
         log_weight = -torch.cat([model(part) for part in x.split(BLOCK)]).double()
         weight = log_weight.softmax(0)
@@ -293,9 +300,15 @@ class _Classes:
     def _next(self) -> tuple[slice, slice]:
         """Which rows, and which draws, the next tree is grown on."""
         n, m = self.n, len(self.weight) - self.n
-        n_rows = min(n, MOST_ROWS // 2)
-        n_draws = min(m, MOST_ROWS - n_rows)
+        most = min(MOST_ROWS, _most_rows(NUMBERS_OF_TREE, self.by_row))
+        n_rows = min(n, most // 2)
+        n_draws = min(m, most - n_rows)
         return _turn(self.n_trees, n_rows, n), _turn(self.n_trees, n_draws, m)
+
+
+def _most_rows(numbers: int, like: Tensor) -> int:
+    """Rows of so many numbers, at least some."""
+    return max(FEWEST_OF_WIDE, numbers // max(1, like.shape[1]))
 
 
 def _turn(k: int, size: int, n: int) -> slice:

@@ -1,25 +1,20 @@
 """Densities of boosted trees: likelihoods of new rows, samples, the base where trees fail."""
 
-import itertools
-
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from numpy.testing import assert_allclose, assert_array_equal
-from scipy.special import logsumexp
 from sklearn.datasets import load_iris, make_moons
 
+from benchmarks._log_z_of_trees import board as grid
+from benchmarks._log_z_of_trees import z_of_bits, z_of_numbers
 from skebm import BoostedDensity, TractableDensity
-from skebm.base import Binary, TrainingWarning
+from skebm.base import Binary, DataWarning, TrainingWarning
+from skebm.distributions import Gaussian
 from skebm.objectives.noise_contrastive import boosting
-from skebm.partition import Exact, ImportanceSampling
-
-
-def grid(n, seed):
-    """A checkerboard, which no sum of kernels follows: corners at whole numbers."""
-    random = np.random.default_rng(seed)
-    x = random.random((4 * n, 2)) * 4
-    return x[(x.astype(int).sum(1) % 2) == 0][:n]
+from skebm.objectives.noise_contrastive.boosting import BoostingSettings, Sample, boost
+from skebm.partition import Exact
 
 
 @pytest.fixture(scope="module")
@@ -217,38 +212,9 @@ def test_trees_that_gain_nothing_are_said():
         BoostedDensity("gaussian", learning_rate=1.0, n_iter=30, random_state=1).fit(x)
 
 
-def z_of_bits(seed):
-    """Error of log Z by draws of the base, against the sum over 256 states, in standard errors."""
-    random = np.random.default_rng(seed)
-    first = random.random((400, 4)) < 0.4
-    flips = random.random((400, 4)) < 0.15
-    x = np.c_[first, first ^ flips].astype(float)
-    kind = {"n_iter": 20, "partition": ImportanceSampling(), "random_state": seed}
-    model = BoostedDensity("independent", **kind).fit(x)
-    states = np.array(list(itertools.product([0.0, 1.0], repeat=8)))
-    return logsumexp(model.score_samples(states)) / model.log_partition_std_
-
-
-def z_of_numbers(seed):
-    """The same of two numbers, against Gauss-Legendre rules on boxes where trees are constant."""
-    model = BoostedDensity("gaussian", n_iter=20, random_state=seed).fit(grid(400, seed))
-    units, nodes, weights = model._recipe.table.units, [], []
-    for j, edges in enumerate(model.energy_.network.edges.double().numpy()):
-        inner = edges[np.isfinite(edges)] * units.scale[j] + units.centre[j]
-        outer = [np.linspace(-8, inner[0], 20), inner, np.linspace(inner[-1], 12, 20)]
-        sides = np.unique(np.concatenate(outer))
-        at, w = np.polynomial.legendre.leggauss(3)
-        half = np.diff(sides)[:, None] / 2
-        nodes.append(((sides[:-1] + sides[1:])[:, None] / 2 + half * at).ravel())
-        weights.append((half * w).ravel())
-    points = np.stack(np.meshgrid(*nodes), -1).reshape(-1, 2)
-    total = logsumexp(model.score_samples(points), b=np.outer(*weights[::-1]).ravel())
-    return total / model.log_partition_std_
-
-
 @pytest.mark.full
 def test_log_z_is_within_its_error():
-    z = np.array([one(seed) for seed in range(300, 320) for one in (z_of_bits, z_of_numbers)])
+    z = np.array([one(seed)[0] for seed in range(300, 320) for one in (z_of_bits, z_of_numbers)])
     assert 0.8 < np.sqrt(np.mean(z**2)) < 1.3
     assert np.abs(z.mean()) < 0.5
 
@@ -299,3 +265,35 @@ def test_a_column_without_known_entries_is_named():
     frame = pd.DataFrame(x, columns=["a", "b"])
     with pytest.raises(ValueError, match="'b' is missing in all rows"):
         BoostedDensity().fit(frame)
+
+
+def test_wide_tables_have_fewer_draws_and_smaller_trees(monkeypatch):
+    """Of two thousand columns, draws and rows of a tree would take gigabytes."""
+    monkeypatch.setattr(boosting, "NUMBERS_OF_DRAWS", 9000)
+    monkeypatch.setattr(boosting, "NUMBERS_OF_TREE", 9000)
+    drawn, grown, grow = [], [], boosting.grow_tree
+
+    class Counted(Gaussian):
+        def sample(self, n, generator):
+            drawn.append(n)
+            return super().sample(n, generator)
+
+    def counted(codes, *args):
+        grown.append(len(codes))
+        return grow(codes, *args)
+
+    monkeypatch.setattr(boosting, "grow_tree", counted)
+    generator = torch.Generator().manual_seed(0)
+    rows = Sample(torch.randn(4000, 3, generator=generator), torch.ones(4000))
+    held_out = Sample(torch.randn(100, 3, generator=generator), torch.ones(100))
+    settings = BoostingSettings(most_trees=2)
+    boost(Counted(torch.zeros(3), 1.0), rows, held_out, settings, generator)
+    assert drawn == [3000, 3000]
+    assert grown == [3000, 3000]
+
+
+def test_a_column_of_identifiers_is_named():
+    frame = pd.DataFrame({"id": [f"row {i}" for i in range(60)], "x": np.linspace(0, 1, 60)})
+    for model in (BoostedDensity(n_iter=0, random_state=0), TractableDensity(random_state=0)):
+        with pytest.warns(DataWarning, match=r"'id' \(60 levels in 60 rows\)"):
+            model.fit(frame)

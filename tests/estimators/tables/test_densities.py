@@ -135,6 +135,10 @@ def test_what_is_no_base_is_refused():
         BoostedDensity(GaussianMixture()).fit(X, sample_weight=np.arange(1.0, 41))
     with pytest.raises(ValueError, match="base"):
         BoostedDensity(base=object()).fit(X)
+    with pytest.raises(TypeError, match=r"is a class: pass base=GaussianMixture\(\)"):
+        BoostedDensity(GaussianMixture).fit(X)
+    with pytest.raises(ValueError, match=r"KernelDensity\(kernel='linear'\) has no draws"):
+        BoostedDensity(KernelDensity(kernel="linear")).fit(X)
     far = FrozenEstimator(KernelDensity(kernel="tophat", bandwidth=0.1).fit(X[:5]))
     with pytest.raises(ValueError, match="no density at"):
         BoostedDensity(far).fit(X)
