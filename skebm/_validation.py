@@ -386,12 +386,13 @@ def advice_for(what: str, name: str) -> str:
     return f"{encoded}, or use an estimator that takes categories, such as RBMEstimator."
 
 
-def check_has_rows(X: Any) -> None:
+def check_has_rows(X: Any, estimator: Any = None) -> None:
     """Raise scikit-learn's `ValueError` for a frame without rows, whose columns say nothing."""
     if is_frame(X) and X.shape[0] == 0 < X.shape[1]:
+        by = "" if estimator is None else f" by {type(estimator).__name__}"
         raise ValueError(
             f"Found array with 0 sample(s) (shape={tuple(X.shape)}) while a minimum of 1 is "
-            "required."
+            f"required{by}."
         )
 
 
@@ -487,15 +488,6 @@ def check_columns(estimator: Any, X: Any, *, reset: bool, table: bool = True) ->
     if reset or not _NAMES_COMPARED.get():
         _check_feature_names(estimator, X, reset=reset)
     _check_n_features(estimator, X, reset=reset)
-
-
-def check_has_rows(estimator: Any, X: Any) -> None:
-    """Raise the `ValueError` of scikit-learn for a frame without rows."""
-    if not len(X):
-        raise ValueError(
-            f"Found array with 0 sample(s) (shape={tuple(X.shape)}) while a minimum of 1 is "
-            f"required by {type(estimator).__name__}."
-        )
 
 
 def check_two_dimensions(X: Any) -> None:

@@ -385,7 +385,8 @@ def probabilities(argument: str, asked: Any) -> np.ndarray:
 
 def ends_of_interval(coverage: Any) -> list[float]:
     """Probabilities below the ends of an interval with equal tails."""
-    if isinstance(coverage, bool) or not isinstance(coverage, Real) or not 0 < coverage < 1:
+    is_number = isinstance(coverage, Real) and not isinstance(coverage, bool)
+    if not is_number or not 0 < float(coverage) < 1:
         raise ValueError(f"coverage must lie between 0 and 1, got {coverage!r}.")
     return [(1 - float(coverage)) / 2, (1 + float(coverage)) / 2]
 

@@ -146,7 +146,7 @@ class DensityImputer(TransformerMixin, DocLinkMixin, TasksMixin, BaseEstimator):
         check_container(X)
         if is_frame(X):
             check_columns(self, X, reset=reset)
-            check_has_rows(self, X)
+            check_has_rows(X, self)
             return X
         return validate_data(self, mask_as_missing(X), reset=reset, **WITH_HOLES)
 

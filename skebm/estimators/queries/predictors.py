@@ -106,7 +106,7 @@ class JointEstimator(DocLinkMixin, TasksMixin, BaseEstimator, abc.ABC):
         check_container(X)
         if _has_names(X):
             check_columns(self, X, reset=reset)
-            check_has_rows(self, X)
+            check_has_rows(X, self)
             return X
         return validate_data(self, mask_as_missing(X), reset=reset, **NUMBERS_WITH_HOLES)
 
