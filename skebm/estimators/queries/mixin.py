@@ -302,6 +302,7 @@ class QueriesMixin(metaclass=abc.ABCMeta):
         -------
         ndarray of shape (n_samples,), or (n_samples, k)
         """
+        check_is_fitted(self)
         levels = probabilities("q", q)
         found = self.conditional(X, column).ppf(levels[..., None] if levels.ndim else levels)
         return found.T if levels.ndim else found
@@ -348,6 +349,7 @@ class QueriesMixin(metaclass=abc.ABCMeta):
         -------
         ndarray of shape (n_samples, 2)
         """
+        check_is_fitted(self)
         return self.quantile(X, column, ends_of_interval(coverage))
 
     # ---------------------------------------------------------------- several columns
