@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Sequence
 from numbers import Real
 from typing import Any, Protocol
@@ -385,10 +386,10 @@ def probabilities(argument: str, asked: Any) -> np.ndarray:
 
 def ends_of_interval(coverage: Any) -> list[float]:
     """Probabilities below the ends of an interval with equal tails."""
-    is_number = isinstance(coverage, Real) and not isinstance(coverage, bool)
-    if not is_number or not 0 < float(coverage) < 1:
+    number = float(coverage) if isinstance(coverage, Real) else math.nan
+    if not 0 < number < 1:  # False for nan
         raise ValueError(f"coverage must lie between 0 and 1, got {coverage!r}.")
-    return [(1 - float(coverage)) / 2, (1 + float(coverage)) / 2]
+    return [(1 - number) / 2, (1 + number) / 2]
 
 
 def one_or_each(argument: str, asked: Any, n_rows: int) -> np.ndarray:
