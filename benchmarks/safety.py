@@ -36,10 +36,12 @@ from skebm.partition.exact import log_z_cost
 BASES = ("independent", "chow-liu", "block-tree")
 
 
-def measure(data: Path, name: str, base: str, n_components: int | str) -> dict[str, object]:
+def measure(
+    data: Path, name: str, base: str, n_components: int | str, settings: dict[str, float]
+) -> dict[str, object]:
     """One row of the table."""
     train, _, test = load(data, name)
-    model = RBMEstimator(n_components, base=base, random_state=0)
+    model = RBMEstimator(n_components, base=base, random_state=0, **settings)
     took = seconds(lambda: model.fit(train))
     rows = model._rows(test)
     of_base = rows.map(lambda x: model.base_.log_prob(x).double(), model.base_.domain.n_columns)
@@ -126,6 +128,8 @@ def main() -> None:
     parser.add_argument(
         "--n-components", type=lambda given: given if given == "auto" else int(given), default=64
     )
+    for name, kind in (("learning-rate", float), ("batch-size", int), ("n-iter", int)):
+        parser.add_argument(f"--{name}", type=kind, help="by default that of the estimator")
     parser.add_argument("--guard", type=int, metavar="N")
     parser.add_argument("--json", metavar="F")
     args = parser.parse_args()
@@ -134,10 +138,12 @@ def main() -> None:
     if args.guard:
         write(args.json, {"machine": machine(), "guard": guards(args.data, sets, args.guard)})
         return
+    given = {name: getattr(args, name) for name in ("learning_rate", "batch_size", "n_iter")}
+    given = {name: value for name, value in given.items() if value is not None}
     found = []
     for base in args.bases:
         for name in sets:
-            found.append(measure(args.data, name, base, args.n_components))
+            found.append(measure(args.data, name, base, args.n_components, given))
             print(table(found[-1:]).splitlines()[-1], flush=True)
     print("\n" + table(found))
     write(args.json, {"machine": machine(), "safety": found})
