@@ -4,6 +4,7 @@ import functools
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse as sp
 import torch
@@ -174,6 +175,9 @@ def test_repeated_values_are_constant(dtype):
     model = ScoreMatchingDensity(base="gaussian", n_iter=0, random_state=0)
     with pytest.warns(UserWarning, match=r"Columns \[0\] are constant"):
         model.fit(rows)
+    names = [f"c{j}" for j in range(rows.shape[1])]
+    with pytest.warns(UserWarning, match=r"Columns \['c0'\] are constant"):
+        model.fit(pd.DataFrame(rows, columns=names))
     assert model.units_.scale[0] == 1
     # Rounding errors are no variation.
     noise = np.where(np.arange(300) % 2, np.finfo(dtype).eps, 0)

@@ -448,7 +448,7 @@ def one_kind_table(
     flat = flat_rows(X)
     units = learn_units(flat, weight, standardize, bounds)
     if len(X.shape) == 2:  # pixels cannot be dropped
-        _warn_of_constants(flat)
+        _warn_of_constants(flat, names)
     columns, bounded = range(flat.shape[1]), bounds is not None
     numbers = NumberBlock(columns, units, names, standardized=standardize, bounded=bounded)
     return Table([numbers], row_shape=X.shape[1:])
@@ -575,14 +575,15 @@ def choose_domain(X: Any, domain: Any, sampler: Sampler | None, bounds: Any) -> 
     return Binary((n,)) if has_only_bits(X) else Real((n,))
 
 
-def _warn_of_constants(X: Any) -> None:
+def _warn_of_constants(X: Any, names: Sequence[str] | None) -> None:
     if isinstance(X, MappedArray):
         columns = np.flatnonzero(np.equal(*X.ranges)).tolist()
     else:
         columns = np.flatnonzero((X[0] == X).all(0)).tolist() if len(X) > 1 else []
     if columns:
+        shown = columns if names is None else [names[j] for j in columns]
         warn(
-            f"Columns {columns} are constant. They are modelled as varying around their value by "
+            f"Columns {shown} are constant. They are modelled as varying around their value by "
             "the training noise: drop them if they cannot vary in new rows.",
             DataWarning,
         )
