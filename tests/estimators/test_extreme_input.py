@@ -168,6 +168,37 @@ def test_a_jem_of_timestamps_learns():
     assert model.score(rows, y) > 0.8
 
 
+SAID_OF_COLUMNS = {
+    "constant": ({}, 3.0, "are constant"),
+    "few values": ({"objective": "exact"}, np.arange(80.0) % 4, "have few distinct values"),
+    "far from 0": (
+        {"standardize": False},
+        100 + 1e-4 * (np.arange(80.0) % 7),
+        "have means of more",
+    ),
+    "bounds": ({"bounds": (None, 1.0)}, np.arange(80.0) + 5, "above the upper bound"),
+}
+
+
+@pytest.mark.parametrize("kind", SAID_OF_COLUMNS)
+def test_columns_of_frames_are_named(kind):
+    settings, values, what = SAID_OF_COLUMNS[kind]
+    age = np.random.default_rng(0).random(80)
+    model = ScoreMatchingDensity(base="gaussian", n_iter=0, random_state=0, **settings)
+    for rows, shown in (
+        (np.column_stack([age, np.broadcast_to(values, 80)]), "[1]"),
+        (pd.DataFrame({"age": age, "size": values}), "['size']"),
+    ):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                model.fit(rows)
+                said = [str(one.message) for one in caught]
+            except ValueError as error:
+                said = [str(error)]
+        assert any(shown in one and what in one for one in said)
+
+
 @pytest.mark.parametrize("dtype", leading(1, [np.float32, np.float64]))
 def test_repeated_values_are_constant(dtype):
     rows = timestamps(dtype)
@@ -175,9 +206,6 @@ def test_repeated_values_are_constant(dtype):
     model = ScoreMatchingDensity(base="gaussian", n_iter=0, random_state=0)
     with pytest.warns(UserWarning, match=r"Columns \[0\] are constant"):
         model.fit(rows)
-    names = [f"c{j}" for j in range(rows.shape[1])]
-    with pytest.warns(UserWarning, match=r"Columns \['c0'\] are constant"):
-        model.fit(pd.DataFrame(rows, columns=names))
     assert model.units_.scale[0] == 1
     # Rounding errors are no variation.
     noise = np.where(np.arange(300) % 2, np.finfo(dtype).eps, 0)

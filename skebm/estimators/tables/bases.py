@@ -6,7 +6,7 @@ Also the noise level of training, with which bases of real rows are convolved.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -39,7 +39,7 @@ from skebm.distributions import (
 from skebm.distributions.stack import covering_normal, with_broad_part
 from skebm.distributions.transformed.flow import FLOWS
 from skebm.estimators.tables.densities import METHODS, check_one_kind, fit_density
-from skebm.estimators.tables.units import Units
+from skebm.estimators.tables.units import Units, listed_columns
 from skebm.objectives.joint import UNKNOWN
 from skebm.training.distributed import shows_progress
 from skebm.training.rows import Rows
@@ -684,7 +684,7 @@ def _check_density(base: Any, rows: Rows) -> None:
         )
 
 
-def gap_noise(rows: Rows) -> Tensor | None:
+def gap_noise(rows: Rows, names: Sequence[str] | None = None) -> Tensor | None:
     """Noise level for columns with few distinct values, (d,), in units of the energy, or None.
 
     Without noise, score matching is unbounded below on repeated values.
@@ -692,7 +692,7 @@ def gap_noise(rows: Rows) -> Tensor | None:
     discrete, gaps = _few_valued_columns(rows.block(0, len(rows)))
     if not discrete.any():
         return None
-    columns = discrete.nonzero().flatten().tolist()
+    columns = listed_columns(discrete.cpu().numpy(), names)
     warn(
         f"Columns {columns} have few distinct values, on which score matching by second "
         "derivatives is unbounded: Gaussian noise of half the gap between values is added to them "

@@ -34,7 +34,7 @@ from skebm.estimators.tables.blocks import (
     warn_of_scaling,
 )
 from skebm.estimators.tables.columns import Coding
-from skebm.estimators.tables.units import Units, learn_units
+from skebm.estimators.tables.units import Units, learn_units, listed_columns
 from skebm.training.mapped import MappedArray, array_blocks, some_columns
 from skebm.training.rows import Rows
 
@@ -446,7 +446,8 @@ def one_kind_table(
             check_states(block, domain, place.start)
         return Table([StateBlock(domain)])
     flat = flat_rows(X)
-    units = learn_units(flat, weight, standardize, bounds)
+    own = names if len(X.shape) == 2 else None
+    units = learn_units(flat, weight, standardize, bounds, own)
     if len(X.shape) == 2:  # pixels cannot be dropped
         _warn_of_constants(flat, names)
     columns, bounded = range(flat.shape[1]), bounds is not None
@@ -577,13 +578,12 @@ def choose_domain(X: Any, domain: Any, sampler: Sampler | None, bounds: Any) -> 
 
 def _warn_of_constants(X: Any, names: Sequence[str] | None) -> None:
     if isinstance(X, MappedArray):
-        columns = np.flatnonzero(np.equal(*X.ranges)).tolist()
+        constant = np.equal(*X.ranges)
     else:
-        columns = np.flatnonzero((X[0] == X).all(0)).tolist() if len(X) > 1 else []
-    if columns:
-        shown = columns if names is None else [names[j] for j in columns]
+        constant = (X[0] == X).all(0) & (len(X) > 1)
+    if constant.any():
         warn(
-            f"Columns {shown} are constant. They are modelled as varying around their value by "
-            "the training noise: drop them if they cannot vary in new rows.",
+            f"Columns {listed_columns(constant, names)} are constant. They are modelled as varying "
+            "around their value by the training noise: drop them if they cannot vary in new rows.",
             DataWarning,
         )

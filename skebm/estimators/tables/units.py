@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,7 +41,7 @@ def learn_units(
     weight: np.ndarray | None,
     standardize: bool,
     bounds: Any,
-    names: list[str] | None = None,
+    names: Sequence[str] | None = None,
 ) -> Units:
     """Weighted centres and scales of columns; bounds become 0, or 0 and 1.
 
@@ -59,17 +60,15 @@ def learn_units(
         if factor is not None:
             mean, scale = mean / factor, scale / factor
     if not np.isfinite(scale).all():
-        columns = np.flatnonzero(~np.isfinite(scale)).tolist()
-        shown = columns if names is None else ", ".join(names[j] for j in columns)
         raise ValueError(
-            f"The range of columns {shown} overflows a float: divide them by their largest "
-            "absolute value first."
+            f"The range of columns {listed_columns(~np.isfinite(scale), names)} overflows a float: "
+            "divide them by their largest absolute value first."
         )
     constant = _is_constant(X, mean, scale)
     if not standardize and bounds is None:
-        _warn_of_large_means(mean, np.where(constant, np.inf, scale))
+        _warn_of_large_means(mean, np.where(constant, np.inf, scale), names)
     scale = np.where(constant, 1.0, scale)
-    lower, upper = check_bounds(X, bounds)
+    lower, upper = check_bounds(X, bounds, names)
     shape = mean.shape
     if not standardize:
         sides = map(_same_for_all, (lower, upper))
@@ -122,11 +121,17 @@ def _mean_of_known(x: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
     return total
 
 
-def _warn_of_large_means(mean: np.ndarray, scale: np.ndarray) -> None:
+def listed_columns(which: np.ndarray, names: Sequence[str] | None) -> list[Any]:
+    """The columns of a mask (d,) by their names, or by their numbers where they have none."""
+    numbers: list[int] = np.flatnonzero(which).tolist()
+    return numbers if names is None else [str(names[j]) for j in numbers]
+
+
+def _warn_of_large_means(mean: np.ndarray, scale: np.ndarray, names: Sequence[str] | None) -> None:
     """Warn of columns that a network cannot tell from constants, as they are not standardised."""
     # Mean of a column, in standard deviations, above which it should not be left as it is.
     large_mean = 10_000
-    columns = np.flatnonzero(np.abs(mean) > large_mean * scale).tolist()
+    columns = listed_columns(np.abs(mean) > large_mean * scale, names)
     if columns:
         warn(
             f"Columns {columns} have means of more than {large_mean:,} times their standard "
@@ -137,7 +142,9 @@ def _warn_of_large_means(mean: np.ndarray, scale: np.ndarray) -> None:
         )
 
 
-def check_bounds(X: Any, bounds: Any) -> tuple[np.ndarray | None, np.ndarray | None]:
+def check_bounds(
+    X: Any, bounds: Any, names: Sequence[str] | None = None
+) -> tuple[np.ndarray | None, np.ndarray | None]:
     """Bounds of each column; raises `ValueError` for invalid ones and for rows outside."""
     if bounds is None:
         return None, None
@@ -153,7 +160,7 @@ def check_bounds(X: Any, bounds: Any) -> tuple[np.ndarray | None, np.ndarray | N
         out = np.any([(sign * x < edge).any(0) for _, x in array_blocks(X)], axis=0)
         if out.any():
             raise ValueError(
-                f"Columns {np.flatnonzero(out).tolist()} have values {side} bound: widen `bounds`, "
+                f"Columns {listed_columns(out, names)} have values {side} bound: widen `bounds`, "
                 "or drop those rows."
             )
     return lower, upper

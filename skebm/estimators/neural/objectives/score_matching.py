@@ -175,7 +175,7 @@ class ScoreMatching(NeuralObjective):
         if self.name == "denoising":
             noise = noise_level(model.sigma, rows)
         elif self.name != "multiscale":
-            noise = gap_noise(rows)
+            noise = gap_noise(rows, getattr(model, "feature_names_in_", None))
         kind: dict[str, Any] = {
             "deconvolve": model.deconvolve,
             "several": levels is not None,
