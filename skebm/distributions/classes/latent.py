@@ -410,10 +410,14 @@ class LatentClassTilt(Tilt):
     def mean(self) -> Tensor:  # type: ignore[override]
         """Exact means, (n, d), the known entries as they are."""
         q, field, of_class = self.distribution, self.field, self.log_joint.softmax(1)
-        mean = torch.zeros_like(field)
-        for c in range(q.n_classes):
-            same = torch.full((len(field),), c, device=field.device)
-            mean += of_class[:, c, None] * self._of_classes(same)[0]
+        classes = torch.arange(q.n_classes, device=field.device)
+        if field.any():
+            mean = torch.zeros_like(field)
+            for c in classes:
+                mean += of_class[:, c, None] * self._of_classes(c.expand(len(field)))[0]
+        else:  # what is not known has the same means in all rows of a class
+            plain = LatentClassTilt(q, field.new_zeros(q.n_classes, field.shape[1]))
+            mean = of_class @ plain._of_classes(classes)[0]
         return mean if self.known is None else self.known.apply(mean)
 
     def column(self, entry: int) -> NormalMixtures | None:
