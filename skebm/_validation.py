@@ -216,7 +216,7 @@ def check_container(X: Any) -> None:
     if is_frame(X) and not X.shape[1]:  # of which scikit-learn says that there is no dtype
         raise ValueError(
             f"Found array with 0 feature(s) (shape={tuple(X.shape)}) while a minimum of 1 is "
-            "required: X has no columns."
+            "required: X has no columns: pass at least one."
         )
 
 

@@ -199,7 +199,7 @@ class _Boosting:
             self.error, self.before = best.error, one.of_held_out
             self.share *= best.share
         elif not self.trees:
-            self.gain, self.error = min(gained, 0.0), one.course[-1].error
+            self.gain, self.error = min(gained, 0.0), best.error
 
     def _draws(self, model: TreeSum, n: int) -> Tensor:
         """n draws of the model so far, resampled of those of the base by their weights."""
