@@ -13,7 +13,6 @@ from torch import Tensor
 
 from skebm._validation import sample_that_varies, that_vary
 from skebm.base import Clamp, Domain, Real
-from skebm.base.domains import parts_of
 from skebm.distributions._fitting import (
     draw_index,
     positive_weight_rows,
@@ -23,6 +22,7 @@ from skebm.distributions._fitting import (
 from skebm.distributions.base import Distribution, Envelope
 from skebm.distributions.bounded import TruncatedGaussian, Uniform
 from skebm.distributions.classes import CorrelatedClasses, LatentClasses
+from skebm.distributions.classes.latent import entries_by_kind
 from skebm.distributions.conditionals import Given
 from skebm.distributions.conditionals.column import NormalMixtures
 from skebm.distributions.gaussian import Gaussian
@@ -618,7 +618,7 @@ def _mixed_candidates(n: int, domain: Domain, seed: int) -> list[Candidate]:
 
         return fit
 
-    n_real = sum(part.n_columns for part in parts_of(domain) if isinstance(part, Real))
+    n_real = entries_by_kind(domain)[1]
     work = n * (n_real**2 + domain.n_columns)
     most = min(n * (N_FOLDS - 1) / N_FOLDS / ROWS_PER_COMPONENT, MOST_WORK / work)
     sizes = [size for size in reversed(SIZES) if size <= max(1, most)]

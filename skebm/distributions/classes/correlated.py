@@ -77,10 +77,13 @@ class CorrelatedClasses(Distribution):
                 f"component of numbers, got {levels} and {numbers}."
             )
         self.domain = Mixed((*parts_of(levels.domain), numbers.domain))
-        logits, width = levels.logits, levels.mean
         self.numbers = numbers
         self.levels = LatentClasses(
-            numbers.weights.log(), levels.domain, logits=logits, mean=width, scale=levels.scale
+            numbers.weights.log(),
+            levels.domain,
+            logits=levels.logits,
+            mean=levels.mean,
+            scale=levels.scale,
         )
 
     @property

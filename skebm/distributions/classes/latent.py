@@ -102,7 +102,7 @@ class LatentClasses(Distribution):
         self, log_weights: Tensor, domain: Domain, *, logits: Tensor, mean: Tensor, scale: Tensor
     ):
         kinds = _kinds(domain)
-        n_classes, n_discrete, n_real = len(log_weights), *_sizes(domain)
+        n_classes, n_discrete, n_real = len(log_weights), *entries_by_kind(domain)
         shapes = (n_classes, n_discrete), (n_classes, n_real), (n_classes, n_real)
         for name, value, shape in zip(
             ("logits", "mean", "scale"), (logits, mean, scale), shapes, strict=True
@@ -485,7 +485,7 @@ class ScaledRows:
     def __init__(self, x: Tensor, w: Tensor, domain: Domain):
         self.domain, self.w = domain, w
         self.n_bits = sum(part.n_columns for part in _kinds(domain)[0])
-        n_discrete, _ = _sizes(domain)
+        n_discrete, _ = entries_by_kind(domain)
         known, x = ~x.isnan(), x.nan_to_num()
         self.known = None if known.all() else known.double()
         self.discrete, real = x[:, :n_discrete], x[:, n_discrete:]
@@ -575,7 +575,7 @@ class ScaledRows:
     def m_step(self, of_class: Tensor, prior: float) -> LatentClasses:
         """The M-step: a model from the probabilities of the classes, (n, K)."""
         weight = self.w[:, None] * of_class
-        of_real = self.counts(weight)[1]
+        of_discrete, of_real = self.counts(weight)
         mean = weight.t() @ self.real / of_real.clamp_min(1e-12)
         # Of standardised columns: the differences of squares cancel no digits that matter.
         scatter = (weight.t() @ self.real.square() - of_real * mean.square()).clamp_min(0)
@@ -584,7 +584,7 @@ class ScaledRows:
         return LatentClasses(
             (weight.sum(0) + 1).log(),
             self.domain,
-            logits=self.logits(of_class, prior),
+            logits=self._logits(weight, of_discrete, prior),
             mean=mean,
             scale=torch.maximum(variance, self.least).sqrt(),
         )
@@ -595,7 +595,10 @@ class ScaledRows:
         Rows of the overall mean levels are added, as many as the prior is worth.
         """
         weight = self.w[:, None] * of_class
-        of_discrete = self.counts(weight)[0]
+        return self._logits(weight, self.counts(weight)[0], prior)
+
+    def _logits(self, weight: Tensor, of_discrete: Tensor, prior: float) -> Tensor:
+        """The same by the weights of the rows (n, K) and of the known entries in the classes."""
         p = (weight.t() @ self.discrete + prior * self.overall()) / (of_discrete + prior)
         return torch.cat([torch.logit(p[:, : self.n_bits]), p[:, self.n_bits :].log()], 1)
 
@@ -664,8 +667,8 @@ def _kinds(domain: Domain) -> tuple[list[Any], list[Any], list[Any]]:
     return kinds[0], kinds[1], kinds[2]
 
 
-def _sizes(domain: Domain) -> tuple[int, int]:
-    """Numbers of entries of bits and levels, and of real columns."""
+def entries_by_kind(domain: Domain) -> tuple[int, int]:
+    """Numbers of entries of bits and levels, which come first, and of real columns."""
     bits, levels, real = (sum(p.n_columns for p in parts) for parts in _kinds(domain))
     return bits + levels, real
 

@@ -106,7 +106,7 @@ class MixtureGiven(Given):
         )
         for rows, _, _, _, logits in self._known_parts():
             found[rows] = logits.t()
-        return found if self.log_evidence is None else found + self.log_evidence
+        return found
 
     @functools.cached_property
     def mean(self) -> Tensor:  # type: ignore[override]
@@ -143,20 +143,16 @@ class MixtureGiven(Given):
         (K, m, f) and Cholesky factors of the covariances (K, f, f).
         """
         means = self.distribution.components()[1]
-        for rows, order, tril, white, logits in self._known_parts():
+        for rows, order, tril, white, logits in self._known_parts(complete=False):
             k = white.shape[1]
-            free = order[k:]
-            if not len(free):
-                continue
-            weight = logits.t()
-            if self.log_evidence is not None:
-                weight = weight + self.log_evidence[rows]
+            free, weight = order[k:], logits.softmax(0).t().contiguous()
             shift = torch.matmul(tril[:, k:, :k], white).transpose(1, 2)
-            weight = weight.softmax(1).contiguous()
             yield rows, free, weight, means[:, None, free] + shift, tril[:, k:, k:]
 
-    def _known_parts(self) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
-        """Chunks of m rows with the same k known columns.
+    def _known_parts(
+        self, *, complete: bool = True
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
+        """Chunks of m rows with the same k known columns; `complete` is whether all may be known.
 
         Yields the row numbers (m,), all columns with the known ones first (d,), the Cholesky
         factors of the covariances in this order (K, d, d), the whitened known columns (K, k, m),
@@ -166,6 +162,8 @@ class MixtureGiven(Given):
         n_components, d = means.shape
         patterns, member = distinct_masks(self.clamp.mask)
         for number, known in enumerate(patterns):
+            if known.all() and not complete:
+                continue
             order = torch.cat([known.nonzero()[:, 0], (~known).nonzero()[:, 0]])
             k = int(known.sum())
             # With the known columns first, the lower blocks of the Cholesky factor are the
@@ -178,7 +176,10 @@ class MixtureGiven(Given):
                 value = self.clamp.value[part[:, None], order[:k]].double()
                 centred = (value - means[:, None, order[:k]]).transpose(1, 2)  # (K, k, m)
                 white = torch.linalg.solve_triangular(tril[:, :k, :k], centred, upper=False)
-                yield part, order, tril, white, constant[:, None] - white.square().sum(1) / 2
+                logits = constant[:, None] - white.square().sum(1) / 2
+                if self.log_evidence is not None:
+                    logits = logits + self.log_evidence[part].t()
+                yield part, order, tril, white, logits
 
 
 class KernelGiven(Given):

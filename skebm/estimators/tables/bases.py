@@ -306,13 +306,13 @@ def with_observed_values(
     """
     assert rows.known is not None
     x, known = rows.block(0, len(rows)).clone(), rows.known.to(rows.device)
-    gaps = resolution(x)
+    gaps = resolution(x, first)
     found = complete(x, known).to(x).clone()
-    for j in gaps[first:].nonzero().ravel().tolist():
-        values = x[known[:, first + j], first + j].unique()
+    for j in gaps.nonzero().ravel().tolist():
+        values = x[known[:, j], j].unique()
         middle = (values[1:] + values[:-1]) / 2
-        nearest = values[torch.bucketize(found[:, first + j].contiguous(), middle)]
-        found[:, first + j] = torch.where(known[:, first + j], x[:, first + j], nearest)
+        nearest = values[torch.bucketize(found[:, j].contiguous(), middle)]
+        found[:, j] = torch.where(known[:, j], x[:, j], nearest)
     rows.impute(Batch(found, row_index=torch.arange(len(rows), device=rows.device)))
 
 
@@ -717,10 +717,14 @@ def _few_valued_columns(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.tensor(found, device=x.device), torch.stack(gaps)
 
 
-def resolution(x: Tensor) -> Tensor:
-    """Median gap between the values of each column of few distinct ones, (d,); 0 for others."""
+def resolution(x: Tensor, first: int = 0) -> Tensor:
+    """Median gap between the values of each column of few distinct ones, (d,); 0 for others.
+
+    Columns before `first` are no numbers.
+    """
     few, gaps = _few_valued_columns(x)
     several = (x != x[:1]).any(0)
+    several[:first] = False
     return torch.where(few & several, gaps, 0.0)
 
 
@@ -733,8 +737,7 @@ def spread_ties(rows: Rows, seed: int, first: int = 0) -> Rows:
     `first` are no numbers.
     """
     x = rows.block(0, len(rows))
-    gaps = resolution(x)
-    gaps[:first] = 0.0
+    gaps = resolution(x, first)
     if not gaps.any():
         return rows
     weight = rows.counts

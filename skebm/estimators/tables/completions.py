@@ -9,8 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skebm.base import Clamp, Domain, Real
-from skebm.base.domains import parts_of
+from skebm.base import Clamp, Domain
 from skebm.distributions import (
     CorrelatedClasses,
     Distribution,
@@ -22,6 +21,7 @@ from skebm.distributions import (
     Stack,
 )
 from skebm.distributions._fitting import share_of_a_row
+from skebm.distributions.classes.latent import entries_by_kind
 from skebm.distributions.stack import MOST_ROWS
 from skebm.estimators.tables.bases import redraw, with_observed_values
 from skebm.training.rows import Rows
@@ -95,17 +95,17 @@ def fit_column_stack(
     x, w = rows.block(0, len(rows)).double(), rows.counts
     classes = LatentClasses.fit(x, domain, w, known=rows.known, generator=generator)
     classes = classes.with_broad_class(x, w, rows.known)
-    if len({isinstance(part, Real) for part in parts_of(domain)}) == 1:
+    if 0 in entries_by_kind(domain):
         return classes, classes
 
-    def fit(x: Tensor, w: Tensor = w) -> Distribution:
+    def fit(x: Tensor, w: Tensor) -> Distribution:
         found = Stack.fit(x, w, domain=domain, generator=generator)
         # Of all rows and of what is known of them, unlike the parts of a stack.
         parts = [classes if isinstance(q, LatentClasses) else q for q in found.parts]
         return Stack(parts, found.weights)
 
     if rows.known is None:
-        found = fit(x)
+        found = fit(x, w)
         return found, found
     known = rows.known
     if len(x) > MOST_ROWS:  # a stack is fitted to no more than these
@@ -127,13 +127,8 @@ def fit_column_base_stack(rows: Rows, domain: Domain, seed: int) -> Distribution
             redraw(imputer, rows, generator)
             return rows.block(0, len(rows))
 
-        with_observed_values(rows, complete, n_discrete_entries(domain))
+        with_observed_values(rows, complete, entries_by_kind(domain)[0])
     return found.to(rows.device, rows.dtype)
-
-
-def n_discrete_entries(domain: Domain) -> int:
-    """Number of entries of bits and levels, which come before numbers."""
-    return sum(part.n_columns for part in parts_of(domain) if not isinstance(part, Real))
 
 
 def without_kernels(q: Distribution) -> Distribution | None:

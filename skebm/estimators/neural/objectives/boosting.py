@@ -15,6 +15,7 @@ from skebm._validation import HasMethods, Interval, StrOptions, draw_seed
 from skebm.base import PartitionEstimator, Sampler
 from skebm.base.processes import progress_bar
 from skebm.distributions import Distribution
+from skebm.distributions.classes.latent import entries_by_kind
 from skebm.distributions.transformed.flow import FLOWS
 from skebm.energies import NeuralEnergy, Spec
 from skebm.energies.trees import MOST_LEAVES, Growth, TreeSum
@@ -30,7 +31,6 @@ from skebm.estimators.tables.bases import (
     resolution,
     spread_ties,
 )
-from skebm.estimators.tables.completions import n_discrete_entries
 from skebm.estimators.tables.densities import METHODS
 from skebm.estimators.tables.table import Table
 from skebm.objectives import NoiseContrastive
@@ -146,20 +146,21 @@ class Boosting(NeuralObjective):
     def fit_bases(
         self, model: Any, base: Any, rows: Rows, table: Table
     ) -> tuple[Bases, np.ndarray | None]:
-        stacked = table.by_column and isinstance(base, str) and base == "auto"
-        if rows.known is not None and (table.by_column or table.discrete) and not stacked:
+        if table.by_column and isinstance(base, str) and base == "auto":  # a stack
+            if rows.known is None:
+                rows = spread_ties(rows, TIES_SEED, entries_by_kind(table.domain)[0])
+            return fit_any_bases(model, base, rows, table, stacks="all")
+        if rows.known is not None and (table.by_column or table.discrete):
 
             def fit(some: Rows) -> Any:
                 return fit_any_bases(model, base, some, table)[0].clean
 
             found = fit_completed(fit, rows, base)
             return Bases(found, found), None
-        if rows.known is not None and not stacked:
+        if rows.known is not None:
             complete_in_units(rows, TIES_SEED)
         if _spreads_ties(model, table):
             rows = spread_ties(rows, TIES_SEED)
-        elif stacked and rows.known is None:
-            rows = spread_ties(rows, TIES_SEED, n_discrete_entries(table.domain))
         return fit_any_bases(model, base, rows, table, stacks="all")
 
     def rule(self, model: Any, start: TrainingStart) -> BoostingRule:
