@@ -578,23 +578,28 @@ def _in_order(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     return rows, torch.empty_like(w).index_copy_(0, member, w)
 
 
+def with_seed(
+    fit: Callable[..., Distribution], seed: int, **settings: Any
+) -> Callable[[Tensor, Tensor], Distribution]:
+    """A fit to rows and weights with these settings and draws of a seed."""
+
+    def fit_rows(x: Tensor, w: Tensor) -> Distribution:
+        return fit(x, w, generator=torch.Generator(x.device).manual_seed(seed), **settings)
+
+    return fit_rows
+
+
 def _candidates(n: int, d: int, seed: int, *, kernels: bool) -> list[Candidate]:
     """The distributions of a stack of n rows with d columns; last a single shrunk Gaussian."""
-
-    def mixture(size: int, prior: dict[str, Any]) -> Callable[[Tensor, Tensor], Distribution]:
-        def fit(x: Tensor, w: Tensor) -> Distribution:
-            generator = torch.Generator(x.device).manual_seed(seed)
-            kind: dict[str, Any] = {"tol": TOLERANCE, "generator": generator} | prior
-            return GaussianMixture.fit(x, w, size, **kind)
-
-        return fit
 
     most = min(n * (N_FOLDS - 1) / N_FOLDS / ROWS_PER_COMPONENT, MOST_WORK / (n * d * d))
     candidates = [Candidate("kernel", _kernels)] if kernels else []
     for size in reversed(SIZES):
         if size <= max(1, most):
+            kinds = [{"n_components": size, "tol": TOLERANCE} | prior for prior in PRIORS]
             candidates += [
-                Candidate(f"mixture of {size}", mixture(size, prior)) for prior in PRIORS
+                Candidate(f"mixture of {size}", with_seed(GaussianMixture.fit, seed, **kind))
+                for kind in kinds
             ]
     return candidates
 
@@ -603,45 +608,35 @@ def _mixed_candidates(n: int, domain: Domain, seed: int) -> list[Candidate]:
     """The distributions of n rows of several kinds of columns; last a single class."""
     chosen: list[int] = []  # number of latent classes of all rows, which are fitted first
 
-    def classes(x: Tensor, w: Tensor) -> Distribution:
-        generator = torch.Generator(x.device).manual_seed(seed)
+    def classes(x: Tensor, w: Tensor, *, generator: torch.Generator) -> Distribution:
         n_classes = chosen[0] if chosen else "auto"
         found = LatentClasses.fit(x, domain, w, n_classes, generator=generator)
         chosen.append(found.n_classes)
         return found
 
-    def mixture(size: int, prior: dict[str, Any]) -> Callable[[Tensor, Tensor], Distribution]:
-        def fit(x: Tensor, w: Tensor) -> Distribution:
-            generator = torch.Generator(x.device).manual_seed(seed)
-            kind: dict[str, Any] = {"tol": TOLERANCE, "generator": generator} | prior
-            return CorrelatedClasses.fit(x, domain, w, size, **kind)
-
-        return fit
+    def correlated(x: Tensor, w: Tensor, **kind: Any) -> Distribution:
+        return CorrelatedClasses.fit(x, domain, w, **kind)
 
     n_real = entries_by_kind(domain)[1]
     work = n * (n_real**2 + domain.n_columns)
     most = min(n * (N_FOLDS - 1) / N_FOLDS / ROWS_PER_COMPONENT, MOST_WORK / work)
     sizes = [size for size in reversed(SIZES) if size <= max(1, most)]
-    mixtures = [(size, prior) for size in sizes for prior in PRIORS]
+    kinds = [{"n_components": size, "tol": TOLERANCE} | prior for size in sizes for prior in PRIORS]
     return [
-        Candidate("latent classes", classes),
-        *(Candidate(f"{size} classes", mixture(size, prior)) for size, prior in mixtures),
+        Candidate("latent classes", with_seed(classes, seed)),
+        *(
+            Candidate(f"{kind['n_components']} classes", with_seed(correlated, seed, **kind))
+            for kind in kinds
+        ),
     ]
 
 
 def _low_rank_candidates(n: int, d: int, seed: int) -> list[Candidate]:
     """Mixtures of low rank for n rows of d columns; last one of rank 0."""
 
-    def mixture(size: int, rank: int, prior: dict[str, Any]) -> Any:
-        def fit(x: Tensor, w: Tensor) -> Distribution:
-            generator = torch.Generator(x.device).manual_seed(seed)
-            # Nats per column and row below which a step of EM ends it.
-            low_tolerance = 1e-3
-            kind: dict[str, Any] = {"tol": low_tolerance * d, "generator": generator} | prior
-            return LowRankMixture.fit(x, w, size, rank, **kind)
-
-        return fit
-
+    # Nats per column and row below which a step of EM ends it.
+    low_tolerance = 1e-3
+    low_rank = functools.partial(with_seed, LowRankMixture.fit, seed, tol=low_tolerance * d)
     candidates = []
     most = max(min(MOST_PER_ROW, MOST_LOW_WORK / n), WIDE_SHAPE * d)
     for size, rank in reversed(SHAPES):
@@ -650,9 +645,10 @@ def _low_rank_candidates(n: int, d: int, seed: int) -> list[Candidate]:
         if rank < d and rows >= ROWS_PER_COMPONENT and cost <= most:
             # One component has no small variances that only few rows show.
             for prior in LOW_PRIORS[size == 1 :]:
-                fit = mixture(size, rank, prior)
+                fit = low_rank(n_components=size, rank=rank, **prior)
                 candidates.append(Candidate(f"{size} of rank {rank}", fit, cost))
-    return [*candidates, Candidate("independent", mixture(1, 0, LOW_PRIORS[-1]), OVERHEAD * d)]
+    independent = low_rank(n_components=1, rank=0, **LOW_PRIORS[-1])
+    return [*candidates, Candidate("independent", independent, OVERHEAD * d)]
 
 
 def _kernels(x: Tensor, w: Tensor) -> KernelDensity:
