@@ -75,7 +75,6 @@ from skebm.base.processes import (
     lock_of,
     repeat,
 )
-from skebm.base.processes.modes import TorchModes
 from skebm.base.sampler import whole_number
 from skebm.energies.neural import network_from_state, network_to_state
 from skebm.estimators._docs import DocLinkMixin
@@ -159,7 +158,7 @@ def atomic(method: Callable[..., Any]) -> Callable[..., Any]:
     a call that fails or is interrupted before leaves the estimator as it was, bit for bit, and one
     that is interrupted later has done all that it does. The copy is shallow: what an attribute
     holds is replaced, never changed in place (`EnergyNet.copy`). Random states, which are
-    the user's, and the settings of torch are turned back.
+    the user's, are turned back.
 
     It is the outermost decorator of what is not to keep an interrupted model.
     """
@@ -168,7 +167,7 @@ def atomic(method: Callable[..., Any]) -> Callable[..., Any]:
     def build(self: Any, *args: Any, **kwargs: Any) -> Any:
         draft = object.__new__(type(self))
         vars(draft).update(vars(self))
-        modes, positions = TorchModes.current(), positions_of_random_states(self)
+        positions = positions_of_random_states(self)
         try:
             with torchtools.memory_errors():
                 result = method(draft, *args, **kwargs)
@@ -176,8 +175,6 @@ def atomic(method: Callable[..., Any]) -> Callable[..., Any]:
             for random, position in positions:
                 random.set_state(position)
             raise
-        finally:
-            modes.restore()
         self.__dict__ = vars(draft)
         return self if result is draft else result
 

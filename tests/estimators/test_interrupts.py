@@ -4,7 +4,6 @@ import copy
 import functools
 import pickle
 import signal
-import sys
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from tests.support.interrupts import (
     REALS,
     assert_usable,
     fingerprint,
+    interrupted_at,
     make,
     mass,
     rows_of,
@@ -315,30 +315,8 @@ def test_history_goes_on(seed):
 BUILDING = {base.positions_of_random_states.__code__, EnergyNet.copy.__code__}
 
 
-def interrupted_at(number, call):
-    """Call it with a Ctrl-C at an instruction of what builds aside; whether there was one."""
-    left = [number]
-
-    def at_instruction(frame, event, arg):
-        if event == "opcode":
-            left[0] -= 1
-            if left[0] == 0:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return at_instruction
-
-    def at_call(frame, event, arg):
-        if frame.f_code in BUILDING or frame.f_code.co_name == "build":
-            frame.f_trace_opcodes = True
-            return at_instruction
-        return None
-
-    sys.settrace(at_call)
-    try:
-        call()
-    finally:
-        sys.settrace(None)
-    return left[0] <= 0
+def builds(code):
+    return code in BUILDING or code.co_name == "build"
 
 
 @full
@@ -362,7 +340,7 @@ def test_ctrl_c_at_any_instruction_leaves_the_old_model_or_the_whole_new_one(met
         model = copy.deepcopy(start)
         old, error = fingerprint(model), None
         try:
-            found = interrupted_at(number, functools.partial(call, model))
+            found = interrupted_at(number, functools.partial(call, model), builds)
         except (KeyboardInterrupt, MemoryError, ValueError) as raised:
             error = raised
             found = isinstance(raised, KeyboardInterrupt)

@@ -1,6 +1,7 @@
 """Estimators whose calls fail or are interrupted, and what is to hold of them afterwards."""
 
 import itertools
+import sys
 
 import joblib
 import numpy as np
@@ -93,3 +94,32 @@ def assert_usable(model):
     if hasattr(model, "threshold_"):
         expected = upper_quantile(model.energy(X), 0.1, np.ones(len(X)))
         assert model.threshold_ == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+def interrupted_at(number, call, is_traced):
+    """Call it with a Ctrl-C at an instruction of traced code; whether it has as many of them."""
+    left = [number]
+
+    def at_instruction(frame, event, arg):
+        if event == "opcode":
+            left[0] -= 1
+            if left[0] == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return at_instruction
+
+    def at_call(frame, event, arg):
+        if is_traced(frame.f_code):
+            frame.f_trace_opcodes = True
+            return at_instruction
+        return None
+
+    def alone():  # CPython goes on handling what was handled there, in a generator until it ends
+        yield call()
+
+    sys.settrace(at_call)
+    try:
+        next(alone())
+    finally:
+        sys.settrace(None)
+    return left[0] <= 0

@@ -7,6 +7,7 @@ import inspect
 import math
 import sys
 from collections.abc import Callable
+from contextvars import copy_context
 from numbers import Integral
 from types import ModuleType
 from typing import Any, TypeVar
@@ -14,8 +15,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from skebm.base.processes.modes import are_own, own_modes
-from skebm.base.processes.notices import public_call
+from skebm.base.processes.modes import TorchModes, are_own, own_modes
+from skebm.base.processes.notices import is_in_public_call, public_call
 from skebm.base.processes.threads import threads
 
 # Multiplications of one pass over the rows of a call from which it uses all threads: it takes some
@@ -34,11 +35,23 @@ def inside(function: Callable[..., Any]) -> Callable[..., Any]:
 
     Tensors on the CPU among its arguments become arrays; small work is done by one thread. It
     issues each kind of warning once.
+
+    A call by a program has a context of its own: variables of a context that Ctrl-C leaves changed,
+    because it arrives as a context manager begins or ends, end with the call. So do settings.
     """
     is_fit = function.__name__ == "fit"
 
     @functools.wraps(function)
     def entering(*args: Any, **kwargs: Any) -> Any:
+        if is_in_public_call():
+            return computing(*args, **kwargs)
+        modes = TorchModes.current()
+        try:
+            return copy_context().run(computing, *args, **kwargs)
+        finally:
+            modes.restore()
+
+    def computing(*args: Any, **kwargs: Any) -> Any:
         args = tuple(map(as_array, args))
         kwargs = {name: as_array(value) for name, value in kwargs.items()}
         call = public_call(_estimator_of(args), is_fit=is_fit)

@@ -7,8 +7,8 @@ type or device, for models of their own. Estimators have parameters `dtype` and 
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,11 +43,8 @@ class TorchModes(NamedTuple):
         set_threads(self.n_threads)
 
 
-class _Entered(threading.local):
-    defaults = False  # whether OwnDefaults is active in this thread
-
-
-_LOCAL = _Entered()
+# Whether OwnDefaults is active in this thread.
+_ACTIVE: ContextVar[bool] = ContextVar("active", default=False)
 
 
 @contextlib.contextmanager
@@ -83,7 +80,7 @@ def are_own() -> bool:
 
 def _other_defaults() -> bool:
     """Whether another default type or device is set and not yet replaced."""
-    if _LOCAL.defaults:
+    if _ACTIVE.get():
         return False
     return torch.get_default_dtype() is not torch.float32 or any(
         isinstance(mode, DeviceContext) and mode.device.type != "cpu"
@@ -116,12 +113,12 @@ class OwnDefaults(TorchFunctionMode):
     """
 
     def __enter__(self) -> Any:
-        _LOCAL.defaults = True
+        _ACTIVE.set(True)
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        _LOCAL.defaults = False
+        _ACTIVE.set(False)
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

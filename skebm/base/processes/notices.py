@@ -154,10 +154,15 @@ def _module(frame: FrameType) -> str:
     return frame.f_globals.get("__name__", "") if spec is None else spec.name
 
 
+def is_in_public_call() -> bool:
+    """Whether a program has called skebm, and the call has not ended."""
+    return _CALL.get() is not None
+
+
 @contextlib.contextmanager
 def public_call(owner: Any, *, is_fit: bool = False) -> Iterator[None]:
     """A public call of an estimator; one within another one belongs to that."""
-    if _CALL.get() is not None:
+    if is_in_public_call():
         yield
         return
     token = _CALL.set(Call(owner, set()))

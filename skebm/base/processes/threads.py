@@ -12,6 +12,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 
 import torch
 from threadpoolctl import threadpool_info
@@ -22,11 +23,8 @@ ENOUGH_WORK = 4e6
 _LOCK = threading.Lock()
 
 
-class _Outermost(threading.local):
-    all: int | None = None  # threads of the outermost block in this thread
-
-
-_LOCAL = _Outermost()
+# Threads around the outermost block in this thread.
+_AROUND: ContextVar[int | None] = ContextVar("around", default=None)
 
 
 @functools.cache
@@ -96,8 +94,8 @@ def threads(work: float, at_least: float = ENOUGH_WORK) -> Iterator[None]:
     a core, that takes far longer than small operations do. Blocks may be nested; larger steps
     within a block of one thread use as many as there were outside of all blocks.
     """
-    before, outermost = torch.get_num_threads(), _LOCAL.all is None
-    most = before if _LOCAL.all is None else _LOCAL.all
+    before, around = torch.get_num_threads(), _AROUND.get()
+    outermost, most = around is None, around or before
     wanted = most if work >= at_least else 1
     if wanted == before and not outermost or most == 1:
         yield
@@ -108,12 +106,12 @@ def threads(work: float, at_least: float = ENOUGH_WORK) -> Iterator[None]:
         _Shared.enter()
     try:
         if outermost:
-            _LOCAL.all = before
+            _AROUND.set(before)
         set_threads(wanted)
         yield
     finally:
         if outermost:
-            _LOCAL.all = None
+            _AROUND.set(None)
         if shared:
             _Shared.leave(before)
         else:

@@ -1,10 +1,13 @@
 """Where warnings point to."""
 
+import contextlib
 import linecache
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.pipeline import make_pipeline
@@ -12,7 +15,8 @@ from sklearn.preprocessing import StandardScaler
 
 from skebm import ContrastiveDivergenceDensity, _validation
 from skebm.base import DataWarning, LikelihoodWarning, SkebmWarning
-from skebm.base.processes import Notice, inside, notices
+from skebm.base.processes import Notice, inside, notices, threads
+from tests.support.interrupts import interrupted_at
 
 
 def test_warnings_point_to_the_line_of_the_program():
@@ -98,3 +102,40 @@ def test_warnings_that_a_result_does_not_depend_on_are_not_shown():
     with pytest.warns(SkebmWarning) as caught:
         rank()
     assert [str(one.message) for one in caught] == ["X is wrong."]
+
+
+FOLDER = str(Path(notices.__file__).parent)
+
+
+def manages(code):
+    return code.co_filename.startswith((FOLDER, contextlib.__file__))
+
+
+@inside
+def warned():
+    """What a call warns of, which collects warnings and has settings of its own."""
+    with notices.without_warnings(LikelihoodWarning), threads(1):
+        notices.warn("Unlikely.", LikelihoodWarning)
+        notices.warn("Odd.", DataWarning)
+    return torch.get_default_dtype() is torch.float32 or torch.zeros(1).dtype is torch.float32
+
+
+def test_ctrl_c_at_any_instruction_of_a_context_manager_leaves_none_of_them_entered():
+    """Collected for good, no warning of this thread would be seen again."""
+    before = torch.get_num_threads()
+    number, found = 0, True
+    while found:
+        number += 1
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            try:
+                found = interrupted_at(number, warned, manages)
+            except KeyboardInterrupt:
+                found = True
+            assert not torch.is_grad_enabled(), number
+        assert not notices.is_in_public_call(), number
+        assert torch.get_num_threads() == before, number
+        with pytest.warns(SkebmWarning) as caught:
+            assert warned()
+        assert [str(one.message) for one in caught] == ["Odd."], number
+    assert number > 100
