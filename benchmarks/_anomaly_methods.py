@@ -128,6 +128,7 @@ METHODS: dict[str, Method] = {
     "IForest": Method(lambda X, s: IsolationForest(random_state=s), published="IForest"),
     "LOF": Method(lambda X, s: LocalOutlierFactor(novelty=True), published="LOF"),
     "kNN": Method(lambda X, s: KthNeighbour(), published="KNN"),
+    "kNN-1": Method(lambda X, s: KthNeighbour(1)),
     "GMM": Method(lambda X, s: gaussian_mixture(s), published="GMM"),
     "KDE": Method(lambda X, s: kernel_density(X), published="KDE"),
     "OCSVM": Method(lambda X, s: OneClassSVM(), most_rows=10_000),
@@ -148,7 +149,12 @@ METHODS: dict[str, Method] = {
         outlyingness,
         needs="pyod",
     ),
-    "detector": Method(lambda X, s: EnergyOutlierDetector(random_state=s)),
+    "detector": Method(
+        lambda X, s: EnergyOutlierDetector(random_state=s), lambda m, X: -m.decision_function(X)
+    ),
+    "its density": Method(
+        lambda X, s: EnergyOutlierDetector(statistic="log_density", random_state=s)
+    ),
     "score matching": Method(
         lambda X, s: ScoreMatchingDensity(deconvolve=False, random_state=s, device="cpu")
     ),

@@ -29,7 +29,12 @@ from skebm.estimators.neural import (
     Sliced,
     lagged,
 )
-from skebm.estimators.outlier import EnergyOutlierDetector, Explanation, ProductOfDensities
+from skebm.estimators.outlier import (
+    EnergyOutlierDetector,
+    Explanation,
+    ProductOfDensities,
+    RowSurprise,
+)
 from skebm.estimators.queries.columns import ColumnConditional
 from skebm.estimators.queries.imputer import DensityImputer
 from skebm.estimators.queries.predictors import DensityClassifier, DensityRegressor
@@ -88,6 +93,7 @@ __all__ = [
     "ProductOfDensities",
     "RBMClassifier",
     "RBMEstimator",
+    "RowSurprise",
     "Recall",
     "ScoreMatching",
     "ScoreMatchingDensity",

@@ -37,6 +37,7 @@ import skebm
 from skebm import (
     EnergyOutlierDetector,
     RBMEstimator,
+    RowSurprise,
     ScoreMatchingDensity,
     SequenceOutlierDetector,
 )
@@ -112,8 +113,9 @@ def fitted(detector, **params):
 
 
 def test_every_meta_estimator_is_here():
-    # That of sequences is in its own file.
-    assert set(walk(MetaEstimatorMixin)) == {EnergyOutlierDetector, SequenceOutlierDetector}
+    # Those of sequences and of the default's last step are in files of their own.
+    others = {SequenceOutlierDetector, RowSurprise}
+    assert set(walk(MetaEstimatorMixin)) == {EnergyOutlierDetector} | others
 
 
 def other_by_design(detector):
@@ -128,6 +130,7 @@ def other_by_design(detector):
 @parametrize_with_checks(
     {
         "default": EnergyOutlierDetector(),
+        "surprise": RowSurprise(),
         "kernel": EnergyOutlierDetector(INNER["kernel"]),
         "rbm": EnergyOutlierDetector(INNER["rbm"]),
         "mixture": EnergyOutlierDetector(INNER["mixture"], statistic="score_norm"),
@@ -720,10 +723,10 @@ def test_a_search_may_be_the_estimator():
 
 
 @pytest.mark.parametrize(("n", "n_components"), [(30, 1), (1000, 10), only_full(4100, 40)])
-def test_the_default_is_a_product_for_tables_of_numbers(n, n_components):
+def test_the_default_has_a_product_for_tables_of_numbers(n, n_components):
     rows = table(n) * [1e6, 1, 1e-6]
     detector = EnergyOutlierDetector(random_state=0).fit(rows)
-    experts = detector.estimator_[-1].experts_
+    experts = detector.estimator_[-1].density_.experts_
     assert len(experts["mixture"].distribution_.weights) <= n_components + 1
     assert len(experts["kernels_by_range"].distribution_.parts[0].centres) == n
     assert len(experts["kernels_of_logs"].distribution_.parts[0].distribution.centres) == n

@@ -3,5 +3,6 @@
 from skebm.estimators.outlier.detector import EnergyOutlierDetector
 from skebm.estimators.outlier.explanations import Explanation
 from skebm.estimators.outlier.product import ProductOfDensities
+from skebm.estimators.outlier.surprise import RowSurprise
 
-__all__ = ["EnergyOutlierDetector", "Explanation", "ProductOfDensities"]
+__all__ = ["EnergyOutlierDetector", "Explanation", "ProductOfDensities", "RowSurprise"]

@@ -66,7 +66,12 @@ from skebm.estimators.outlier.fitting import (
     params_of_default,
     random_split,
 )
-from skebm.estimators.outlier.statistics import STATISTICS, check_offers, measure
+from skebm.estimators.outlier.statistics import (
+    STATISTICS,
+    check_offers,
+    default_statistic,
+    measure,
+)
 from skebm.estimators.outlier.thresholds import (
     DEFAULT_LEVEL,
     ConformalThreshold,
@@ -102,12 +107,16 @@ def _is_conformal(detector: EnergyOutlierDetector) -> bool:
 
 def _has_likelihood(detector: EnergyOutlierDetector) -> bool:
     statistic = detector._param("statistic")
-    if statistic != "log_density":
+    if statistic not in OF_DENSITIES:
         raise AttributeError(
             f"statistic={statistic!r} is not a log-likelihood, so the detector has no score: pass "
             "scoring= to a search."
         )
     return True
+
+
+# Statistics by which the estimator has a density.
+OF_DENSITIES = ("auto", "log_density", "surprise")
 
 
 class EnergyOutlierDetector(
@@ -133,15 +142,20 @@ class EnergyOutlierDetector(
         outlier detector of scikit-learn, a classifier for ``statistic="max_proba"``, or a pipeline
         or search that ends in one. It is cloned. None is a pipeline of :class:`TableEncoder`, which
         accepts frames with numbers, categories, text, dates and missing entries, and
-        :class:`ProductOfDensities`: kernels in two metrics and a smooth mixture.
-    statistic : {"log_density", "score_norm", "max_proba"} or callable, default="log_density"
-        Statistic that discriminates normal rows from outliers, higher for normal ones.
-        ``"log_density"`` is ``score_samples`` (for estimators of skebm minus the energy, which
-        needs no log Z); ``"score_norm"`` is minus the Euclidean norm of the score, grad log p, in
-        the input units of the last step of a pipeline, for estimators with a ``score_function``,
-        Gaussian mixtures and Gaussian kernel densities; ``"max_proba"`` is the probability of the
-        most likely class (`fit` then takes the classes as `y`). A callable is a function
-        ``(fitted estimator, X) -> (n_samples,)``.
+        :class:`RowSurprise`: how unlikely a row is by kernels in two metrics and a smooth mixture
+        (:class:`ProductOfDensities`), how far the nearest training row is, and whether it has
+        values that the table does not.
+    statistic : {"auto", "surprise", "log_density", "score_norm", "max_proba"} or callable, \
+            default="auto"
+        Statistic that discriminates normal rows from outliers, higher for normal ones. ``"auto"``
+        is ``"surprise"`` for the default estimator and ``"log_density"`` for all others.
+        ``"surprise"`` is minus the surprise of :class:`RowSurprise`, in nats; ``"log_density"`` is
+        ``score_samples`` (for estimators of skebm minus the energy, which needs no log Z);
+        ``"score_norm"`` is minus the Euclidean norm of the score, grad log p, in the input units of
+        the last step of a pipeline, for estimators with a ``score_function``, Gaussian mixtures and
+        Gaussian kernel densities; ``"max_proba"`` is the probability of the most likely class
+        (`fit` then takes the classes as `y`). A callable is a function ``(fitted estimator, X) ->
+        (n_samples,)``.
     contamination : float in (0, 0.5] or "auto", default="auto"
         Fraction of normal rows that `predict` classifies as outliers: of the training rows with
         ``"quantile"``; of new normal rows, on average over fits, with ``"conformal"``. ``"auto"``
@@ -262,7 +276,7 @@ class EnergyOutlierDetector(
 
     _parameter_constraints: dict = {
         "estimator": [HasMethods(["fit", "get_params"]), None],
-        "statistic": [StrOptions(set(STATISTICS)), callable],
+        "statistic": [StrOptions({"auto", *STATISTICS}), callable],
         "contamination": [Interval(Real, 0, 0.5, closed="right"), StrOptions({"auto"})],
         "method": [StrOptions({"quantile", "conformal", "cross-conformal"})],
         "calibration_fraction": [Interval(Real, 0, 1, closed="neither"), StrOptions({"auto"})],
@@ -279,7 +293,7 @@ class EnergyOutlierDetector(
         self,
         estimator=None,
         *,
-        statistic="log_density",
+        statistic="auto",
         contamination="auto",
         method="quantile",
         calibration_fraction="auto",
@@ -352,6 +366,7 @@ class EnergyOutlierDetector(
         warn_without_effect(self._without_effect())
         random = self._common_random()
         weight = self._weight(fit_params, X)
+        statistic = self._statistic()
         if self._takes_fitted:
             begin_task(0)
             models, held_out = [self._prefit_model(fit_params)], [None]
@@ -359,13 +374,13 @@ class EnergyOutlierDetector(
         else:
             models, held_out = self._fit_models(X, y, fit_params, weight, random)
         scored = zip(models, held_out, strict=True)
-        calls = [(measure, self.statistic, model, X, rows) for model, rows in scored]
+        calls = [(measure, statistic, model, X, rows) for model, rows in scored]
         values = for_each_model(calls, "threshold", self.n_jobs, self.verbose)
         self.estimators_ = models
         self._columns = summarise_columns(X, text_is_dates=self.estimator is None)
         self._fitted_params = {
-            name: getattr(self, name) for name in ("method", "statistic", "contamination")
-        }
+            name: getattr(self, name) for name in ("method", "contamination")
+        } | {"statistic": statistic}
         if self.method == "quantile":
             threshold: Threshold = QuantileThreshold.fit(values[0], self.contamination, weight)
         else:
@@ -410,7 +425,7 @@ class EnergyOutlierDetector(
         if unused:
             raise ValueError(f"A fitted estimator is not fitted again, so {unused} has no effect.")
         check_is_fitted(self.estimator)
-        check_offers(self.statistic, self.estimator)
+        check_offers(self._statistic(), self.estimator)
         return self.estimator
 
     def _fit_models(
@@ -423,7 +438,7 @@ class EnergyOutlierDetector(
     ) -> tuple[list[Any], list[Any]]:
         """Fitted estimators, and for each the rows with which new rows are compared."""
         estimator = self._estimator()
-        check_offers(self.statistic, estimator)
+        check_offers(self._statistic(), estimator)
         if not get_tags(estimator).target_tags.required:
             y = None
         elif y is None:
@@ -463,6 +478,12 @@ class EnergyOutlierDetector(
         # Its fits have the workers where those of the folds do not.
         n_jobs = None if self.method == "cross-conformal" else self.n_jobs
         return default_estimator(self.verbose, n_jobs)
+
+    def _statistic(self) -> Any:
+        """The statistic, by name if it is ``"auto"``."""
+        if self.statistic != "auto":
+            return self.statistic
+        return default_statistic(self._estimator())
 
     def _splits(
         self, X: Any, weight: np.ndarray | None, random: np.random.RandomState
@@ -577,8 +598,8 @@ class EnergyOutlierDetector(
     @property
     def _density(self) -> Any:
         """The density for :mod:`skebm._densities`, if the statistic is a log density."""
-        if self._param("statistic") != "log_density":
-            raise AttributeError("The statistic is not a log density.")
+        if self._param("statistic") not in OF_DENSITIES:
+            raise AttributeError("The statistic is not that of a density.")
         return self.estimator_
 
     @property
@@ -630,7 +651,8 @@ class EnergyOutlierDetector(
     def score_samples(self, X: Any) -> np.ndarray:
         """Statistic of each row, higher for more normal ones.
 
-        For ``"log_density"`` it is ``score_samples`` of the estimator, in nats. With
+        For ``"surprise"`` it is minus the surprise in nats, for ``"log_density"`` it is
+        ``score_samples`` of the estimator, in nats. With
         ``"cross-conformal"`` it is `decision_function` plus `offset_`, a value of the same order as
         the log densities under the models of the folds.
 
@@ -797,6 +819,8 @@ class EnergyOutlierDetector(
         if method == "score":
             return explain_by_score(self.estimators_, X)
         statistic = self._param("statistic")
+        if statistic == "surprise":  # whose density has conditional distributions
+            statistic = "log_density"
         in_nats = all(map(scores_are_nats, self.estimators_))
         return explain_by_imputation(
             lambda rows: np.mean([measure(statistic, m, rows) for m in self.estimators_], axis=0),

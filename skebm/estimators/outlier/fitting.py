@@ -12,7 +12,7 @@ from sklearn.pipeline import make_pipeline
 
 from skebm._validation import n_rows, take_fit_params, take_rows
 from skebm.base.processes import Workers, fit_of, progress_bar
-from skebm.estimators.outlier.product import ProductOfDensities
+from skebm.estimators.outlier.surprise import RowSurprise
 from skebm.estimators.outlier.trimming import far_rows
 from skebm.estimators.tables.encoding import TableEncoder
 from skebm.training.distributed import shows_progress
@@ -26,8 +26,8 @@ LEAST_ROWS = 2
 
 
 def default_estimator(verbose: int = 0, n_jobs: int | None = None) -> Any:
-    """A table encoder and a product of kernels in two metrics and a smooth mixture."""
-    return make_pipeline(TableEncoder(), ProductOfDensities(n_jobs=n_jobs, verbose=verbose))
+    """A table encoder, and how surprising rows of its columns are."""
+    return make_pipeline(TableEncoder(), RowSurprise(n_jobs=n_jobs, verbose=verbose))
 
 
 def params_of_default(params: dict[str, Any]) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def params_of_default(params: dict[str, Any]) -> dict[str, Any]:
     if "sample_weight" not in params:
         return params
     others = {name: value for name, value in params.items() if name != "sample_weight"}
-    return others | {"productofdensities__sample_weight": params["sample_weight"]}
+    return others | {"rowsurprise__sample_weight": params["sample_weight"]}
 
 
 def for_each_model(

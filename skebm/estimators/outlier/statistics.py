@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from skebm._densities import relative_log_density, score_function
+from skebm._densities import last_step, relative_log_density, score_function
 from skebm._validation import as_numbers, n_rows
+from skebm.estimators.outlier.surprise import RowSurprise
 from skebm.training.streams import map_blocks, some_rows
 
 
@@ -24,10 +25,26 @@ def max_proba(estimator: Any, X: Any) -> np.ndarray:
     return np.max(estimator.predict_proba(X), axis=1)
 
 
+def negative_surprise(estimator: Any, X: Any) -> np.ndarray:
+    """Minus the surprise of the row in nats (:class:`RowSurprise`)."""
+    return np.asarray(estimator.score_samples(X))
+
+
+def default_statistic(estimator: Any) -> str:
+    """What ``statistic="auto"`` is for an estimator."""
+    return "surprise" if is_surprise(estimator) else "log_density"
+
+
+def is_surprise(estimator: Any) -> bool:
+    """Whether an estimator, or the last step of a pipeline, is a :class:`RowSurprise`."""
+    return isinstance(last_step(estimator, into_detectors=False)[1], RowSurprise)
+
+
 STATISTICS: dict[str, Callable[[Any, Any], np.ndarray]] = {
     "log_density": relative_log_density,
     "score_norm": negative_score_norm,
     "max_proba": max_proba,
+    "surprise": negative_surprise,
 }
 
 
@@ -64,6 +81,11 @@ def check_offers(statistic: Any, estimator: Any) -> None:
         raise TypeError(
             f"{type(last).__name__} takes sequences, whose frames are not exchangeable: use "
             "SequenceOutlierDetector, which holds out whole sequences."
+        )
+    if statistic == "surprise" and not is_surprise(estimator):
+        raise TypeError(
+            f"statistic='surprise' needs RowSurprise, not {type(last).__name__}: pass "
+            "estimator=RowSurprise(density), or statistic='log_density'."
         )
     method, whom = NEEDED.get(statistic, ("", "")) if isinstance(statistic, str) else ("", "")
     if method and not hasattr(estimator, method):

@@ -9,7 +9,7 @@ from sklearn.base import is_outlier_detector
 
 from skebm._densities import is_energy_based, last_step, relative_log_density
 from skebm._validation import check_is_fitted, n_rows
-from skebm.estimators import EnergyOutlierDetector
+from skebm.estimators import EnergyOutlierDetector, RowSurprise
 
 
 class Abnormality(NamedTuple):
@@ -74,4 +74,5 @@ def _is_outlier_detector(estimator: Any) -> bool:
 
 
 def _ends_in_detector(estimator: Any) -> bool:
-    return isinstance(last_step(estimator, into_detectors=False)[1], EnergyOutlierDetector)
+    _, last = last_step(estimator, into_detectors=False)
+    return isinstance(last, EnergyOutlierDetector | RowSurprise)
