@@ -29,7 +29,14 @@ from skebm.estimators.neural import (
     Sliced,
     lagged,
 )
-from skebm.estimators.outlier import EnergyOutlierDetector, Explanation, ProductOfDensities
+from skebm.estimators.outlier import (
+    ColumnDrift,
+    EnergyOutlierDetector,
+    Explanation,
+    ProductOfDensities,
+    StreamMonitor,
+    StreamUpdate,
+)
 from skebm.estimators.queries.columns import ColumnConditional
 from skebm.estimators.queries.imputer import DensityImputer
 from skebm.estimators.queries.predictors import DensityClassifier, DensityRegressor
@@ -58,6 +65,7 @@ __all__ = [
     "BoostedDensity",
     "Boosting",
     "ColumnConditional",
+    "ColumnDrift",
     "ConditionalDensity",
     "ContrastiveDivergenceDensity",
     "ContrastiveDivergenceLearning",
@@ -95,6 +103,8 @@ __all__ = [
     "SpikeSlabRBM",
     "Sliced",
     "SparsityPath",
+    "StreamMonitor",
+    "StreamUpdate",
     "Subspace",
     "SubspaceRBM",
     "TableEncoder",

@@ -3,5 +3,13 @@
 from skebm.estimators.outlier.detector import EnergyOutlierDetector
 from skebm.estimators.outlier.explanations import Explanation
 from skebm.estimators.outlier.product import ProductOfDensities
+from skebm.estimators.outlier.streams import ColumnDrift, StreamMonitor, StreamUpdate
 
-__all__ = ["EnergyOutlierDetector", "Explanation", "ProductOfDensities"]
+__all__ = [
+    "ColumnDrift",
+    "EnergyOutlierDetector",
+    "Explanation",
+    "ProductOfDensities",
+    "StreamMonitor",
+    "StreamUpdate",
+]
