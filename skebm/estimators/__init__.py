@@ -33,9 +33,11 @@ from skebm.estimators.outlier import (
     ColumnDrift,
     EnergyOutlierDetector,
     Explanation,
+    OutlierEnsemble,
     ProductOfDensities,
     StreamMonitor,
     StreamUpdate,
+    merge_p_values,
 )
 from skebm.estimators.queries.columns import ColumnConditional
 from skebm.estimators.queries.imputer import DensityImputer
@@ -93,6 +95,7 @@ __all__ = [
     "NeuralDensity",
     "NeuralObjective",
     "NoiseContrastiveEstimation",
+    "OutlierEnsemble",
     "ProductOfDensities",
     "RBMClassifier",
     "RBMEstimator",
@@ -114,6 +117,7 @@ __all__ = [
     "TractableDensity",
     "Windows",
     "lagged",
+    "merge_p_values",
 ]
 
 # The one entrance: the settings of torch and the number of threads in a public call, of helper

@@ -36,6 +36,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 import skebm
 from skebm import (
     EnergyOutlierDetector,
+    OutlierEnsemble,
     RBMEstimator,
     ScoreMatchingDensity,
     SequenceOutlierDetector,
@@ -112,8 +113,9 @@ def fitted(detector, **params):
 
 
 def test_every_meta_estimator_is_here():
-    # That of sequences is in its own file.
-    assert set(walk(MetaEstimatorMixin)) == {EnergyOutlierDetector, SequenceOutlierDetector}
+    # Those of sequences and of several estimators are in their own files.
+    others = {OutlierEnsemble, SequenceOutlierDetector}
+    assert set(walk(MetaEstimatorMixin)) == {EnergyOutlierDetector, *others}
 
 
 def other_by_design(detector):

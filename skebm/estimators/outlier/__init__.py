@@ -1,6 +1,7 @@
 """Outlier detection with any density or score: the detector and the parts that it holds."""
 
 from skebm.estimators.outlier.detector import EnergyOutlierDetector
+from skebm.estimators.outlier.ensembles import OutlierEnsemble, merge_p_values
 from skebm.estimators.outlier.explanations import Explanation
 from skebm.estimators.outlier.product import ProductOfDensities
 from skebm.estimators.outlier.streams import ColumnDrift, StreamMonitor, StreamUpdate
@@ -9,7 +10,9 @@ __all__ = [
     "ColumnDrift",
     "EnergyOutlierDetector",
     "Explanation",
+    "OutlierEnsemble",
     "ProductOfDensities",
     "StreamMonitor",
     "StreamUpdate",
+    "merge_p_values",
 ]
