@@ -31,6 +31,7 @@ from skebm.estimators.base import atomic
 from skebm.estimators.outlier.columns import distinct_rows_of, summarise_columns
 from skebm.estimators.outlier.ensembles.members import (
     check_scores_rows,
+    default_members,
     explain_by_member,
     normality,
 )
@@ -76,12 +77,15 @@ class OutlierEnsemble(
 
     Parameters
     ----------
-    estimators : list of (str, estimator)
+    estimators : list of (str, estimator) or None, default=None
         The members, by name: densities with `score_samples`, outlier detectors of scikit-learn
         (``novelty=True`` for local outlier factors), of PyOD (any that derives from its
         `BaseDetector`) and of skebm, and pipelines that end in one. They are cloned; their
         parameters are set as ``<name>__<parameter>``. A :class:`sklearn.frozen.FrozenEstimator` is
-        used as it is, and must not have been fitted to these rows.
+        used as it is, and must not have been fitted to these rows. None, for any frame: the default
+        of :class:`EnergyOutlierDetector`, ``"density"``, and after :class:`TableEncoder` a Gaussian
+        mixture, ``"mixture"``, and local outlier factors of columns in units of their standard
+        deviations, ``"neighbours"``.
     merge : {"geometric", "mean", "harmonic", "minimum"}, default="geometric"
         The mean of a row's ranks. The smallest rank, and nearly so the harmonic mean, find what one
         member alone finds; the mean what all of them find.
@@ -143,7 +147,7 @@ class OutlierEnsemble(
     """
 
     _parameter_constraints: dict = {
-        "estimators": [list],
+        "estimators": [list, None],
         "merge": [StrOptions(set(MEANS))],
         "level": [Interval(Real, 0, 0.5, closed="right"), StrOptions({"auto"})],
         "calibration_fraction": [Interval(Real, 0, 1, closed="neither"), StrOptions({"auto"})],
@@ -154,7 +158,7 @@ class OutlierEnsemble(
 
     def __init__(
         self,
-        estimators,
+        estimators=None,
         *,
         merge="geometric",
         level="auto",
@@ -171,16 +175,24 @@ class OutlierEnsemble(
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Parameters, with those of the members as ``<name>__<parameter>`` if `deep`."""
+        if self.estimators is None:
+            return dict(super(Composition, self).get_params(deep=False))
         return dict(self._get_params("estimators", deep=deep))
 
     def set_params(self, **params: Any) -> OutlierEnsemble:
         """Set parameters; ``<name>__<parameter>`` sets one of a member."""
+        if self.estimators is None and "estimators" not in params:
+            nested = {name.partition("__")[0] for name in params if "__" in name}
+            if nested & {name for name, _ in default_members()}:
+                self.estimators = default_members()
         self._set_params("estimators", **params)
         return self
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        inner = [get_tags(member).input_tags for _, member in self.estimators]
+        # Pipelines do not pass all tags of their first step on.
+        firsts = [getattr(one, "steps", [("", one)])[0][1] for _, one in self._list_of_members()]
+        inner = [get_tags(first).input_tags for first in firsts]
         for name in ("allow_nan", "sparse", "string", "categorical"):
             setattr(tags.input_tags, name, all(getattr(one, name) for one in inner))
         return tags
@@ -215,11 +227,12 @@ class OutlierEnsemble(
             check_columns(self, X if header is None else header, reset=True, table=False)
         random = self._common_random()
         split = self._split(X, DEFAULT_LEVEL if self.level == "auto" else self.level, random)
-        names = [name for name, _ in self.estimators]
+        members = self._list_of_members()
+        names = [name for name, _ in members]
         calls: list[tuple[Any, ...]] = []
         tasks = parts_of_fit([f"fit-{name}" for name in names])
         # All that is random is drawn here, before workers share the fits.
-        for task, (_, estimator) in zip(tasks, self.estimators, strict=True):
+        for task, (_, estimator) in zip(tasks, members, strict=True):
             member = clone(estimator)
             if self.random_state is not None:
                 set_seeds(member, random)
@@ -232,8 +245,14 @@ class OutlierEnsemble(
         self._set_level()
         return self
 
+    def _list_of_members(self) -> list[tuple[str, Any]]:
+        """The members, not yet cloned."""
+        return default_members() if self.estimators is None else self.estimators
+
     def _check_members(self) -> None:
         """Raise for members that are no list of names and estimators that score rows."""
+        if self.estimators is None:
+            return
         pairs = all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in self.estimators)
         if not self.estimators or not pairs:
             raise ValueError(
@@ -274,6 +293,17 @@ class OutlierEnsemble(
                 f"{self.level_:.3g}, which is used instead.",
                 SettingWarning,
             )
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__().copy()
+        if "members_" in state:  # as a plain dictionary, which files of others may hold
+            state["members_"] = dict(state["members_"])
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "members_" in state:
+            self.members_ = Bunch(**state["members_"])
 
     def __sklearn_is_fitted__(self) -> bool:
         return "_calibration" in self.__dict__

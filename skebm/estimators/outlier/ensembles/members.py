@@ -7,11 +7,26 @@ from typing import Any
 import numpy as np
 from sklearn.base import is_outlier_detector
 from sklearn.neighbors import LocalOutlierFactor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from skebm._densities import last_step, relative_log_density, scores_are_nats
 from skebm.estimators.outlier.columns import Column
 from skebm.estimators.outlier.explanations import Explanation, explain_by_imputation
+from skebm.estimators.outlier.fitting import default_estimator
 from skebm.estimators.outlier.statistics import measure
+from skebm.estimators.queries.tractable import TractableDensity
+from skebm.estimators.tables.encoding import TableEncoder
+
+
+def default_members() -> list[tuple[str, Any]]:
+    """Three views of a frame with any columns: a product of densities, clusters and neighbours."""
+    neighbours = LocalOutlierFactor(novelty=True)
+    return [
+        ("density", default_estimator()),
+        ("mixture", make_pipeline(TableEncoder(), TractableDensity("mixture"))),
+        ("neighbours", make_pipeline(TableEncoder(), StandardScaler(), neighbours)),
+    ]
 
 
 def is_pyod_detector(estimator: Any) -> bool:

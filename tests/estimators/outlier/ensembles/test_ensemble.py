@@ -192,6 +192,19 @@ def test_results_depend_on_the_seed_alone(ensemble):
     assert_allclose(alone, ensemble.score_samples(X), atol=1e-9)
 
 
+def test_the_default_members_take_any_frame():
+    X = pd.DataFrame(table(200, 0), columns=["a", "b", "c"]).assign(kind=["left", "right"] * 100)
+    X.loc[3:9, "b"] = None
+    ensemble = OutlierEnsemble(random_state=0).fit(X)
+    assert list(ensemble.members_) == ["density", "mixture", "neighbours"]
+    far = X[:5].assign(c=100.0)
+    assert (ensemble.predict(far) == -1).all()
+    assert set(ensemble.explain(far).to_frame(1)["feature"]) == {"c"}
+    assert ensemble.get_params()["estimators"] is None
+    changed = clone(ensemble).set_params(neighbours__localoutlierfactor__n_neighbors=5)
+    assert changed.fit(X).members_["neighbours"][-1].n_neighbors_ == 5
+
+
 def test_parameters_of_members_are_parameters_of_the_ensemble():
     ensemble = OutlierEnsemble(MEMBERS).set_params(mixture__n_components=3)
     assert dict(ensemble.estimators)["mixture"].n_components == 3
