@@ -145,7 +145,7 @@ class StreamMonitor:
     change within the drift of one window is not found, and that evidence of several windows does
     not add up.
 
-    **Time.** Besides the scores of the detector, about four microseconds per row in blocks of
+    **Time.** Besides the scores of the detector, about five microseconds per row in blocks of
     10,000 rows and 0.7 milliseconds for a row alone, and 8 bytes for each row that is not
     forgotten.
 
