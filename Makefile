@@ -66,7 +66,7 @@ browse: docs $(VENV)/browser/installed ## read the built documentation in headle
 	$(call IN,browser) -m tools.browse_docs docs/_build/html $(ARGS)
 
 doctest: $(VENV)/doctest/installed ## run the examples of the docstrings
-	OMP_NUM_THREADS=1 $(call IN,doctest) -m pytest --doctest-modules skebm $(ARGS)
+	OMP_NUM_THREADS=1 $(call IN,doctest) -m pytest --doctest-modules --ignore=skebm/integrations skebm $(ARGS)
 
 clean: ## remove what was built, but not the environment
 	rm -rf dist docs/_build docs/gallery docs/generated

@@ -76,6 +76,8 @@ mathjax_path = "mathjax/tex-svg.js"
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 
+# Its class is documented where PyOD is not installed, too.
+autodoc_mock_imports = ["pyod"]
 autodoc_typehints = (
     "none"  # the docstrings state types, with their ranges and shapes
 )

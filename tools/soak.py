@@ -36,6 +36,7 @@ from skebm import (
     JEMClassifier,
     NCEDensity,
     NeuralDensity,
+    OutlierEnsemble,
     RBMClassifier,
     RBMEstimator,
     ScoreMatchingDensity,
@@ -228,6 +229,7 @@ SETTINGS: dict[type, dict[str, dict[str, Any]]] = {
         "noise-contrastive": {"estimator": NCEDensity(**SHORT)},
         "max-probability": {"estimator": JEMClassifier(**SHORT), "statistic": "max_proba"},
     },
+    OutlierEnsemble: {"defaults": {}, "minimum": {"merge": "minimum"}},
 }
 KINDS = ("exception", "nan", "warnings", "slow", "normalised")
 

@@ -30,10 +30,15 @@ from skebm.estimators.neural import (
     lagged,
 )
 from skebm.estimators.outlier import (
+    ColumnDrift,
     EnergyOutlierDetector,
     Explanation,
+    OutlierEnsemble,
     ProductOfDensities,
     RowSurprise,
+    StreamMonitor,
+    StreamUpdate,
+    merge_p_values,
 )
 from skebm.estimators.queries.columns import ColumnConditional
 from skebm.estimators.queries.imputer import DensityImputer
@@ -63,6 +68,7 @@ __all__ = [
     "BoostedDensity",
     "Boosting",
     "ColumnConditional",
+    "ColumnDrift",
     "ConditionalDensity",
     "ContrastiveDivergenceDensity",
     "ContrastiveDivergenceLearning",
@@ -90,6 +96,7 @@ __all__ = [
     "NeuralDensity",
     "NeuralObjective",
     "NoiseContrastiveEstimation",
+    "OutlierEnsemble",
     "ProductOfDensities",
     "RBMClassifier",
     "RBMEstimator",
@@ -101,6 +108,8 @@ __all__ = [
     "SpikeSlabRBM",
     "Sliced",
     "SparsityPath",
+    "StreamMonitor",
+    "StreamUpdate",
     "Subspace",
     "SubspaceRBM",
     "TableEncoder",
@@ -110,6 +119,7 @@ __all__ = [
     "TractableDensity",
     "Windows",
     "lagged",
+    "merge_p_values",
 ]
 
 # The one entrance: the settings of torch and the number of threads in a public call, of helper

@@ -20,6 +20,7 @@ from skebm import (
     JEMClassifier,
     NCEDensity,
     NeuralDensity,
+    OutlierEnsemble,
     RBMClassifier,
     RBMEstimator,
     ScoreMatchingDensity,
@@ -59,6 +60,7 @@ CASES = {
     EnergyOutlierDetector: lambda: EnergyOutlierDetector(
         ScoreMatchingDensity(base="kernel", **FEW), random_state=0
     ),
+    OutlierEnsemble: lambda: OutlierEnsemble(random_state=0),
     DeepBeliefNetwork: lambda: DeepBeliefNetwork(
         (8, 6), rbm=RBMEstimator(n_iter=3), random_state=0
     ),

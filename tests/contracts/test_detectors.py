@@ -36,6 +36,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 import skebm
 from skebm import (
     EnergyOutlierDetector,
+    OutlierEnsemble,
     RBMEstimator,
     RowSurprise,
     ScoreMatchingDensity,
@@ -113,9 +114,9 @@ def fitted(detector, **params):
 
 
 def test_every_meta_estimator_is_here():
-    # Those of sequences and of the default's last step are in files of their own.
-    others = {SequenceOutlierDetector, RowSurprise}
-    assert set(walk(MetaEstimatorMixin)) == {EnergyOutlierDetector} | others
+    # Those of sequences, of several estimators and of the default's last step have their own files.
+    others = {OutlierEnsemble, RowSurprise, SequenceOutlierDetector}
+    assert set(walk(MetaEstimatorMixin)) == {EnergyOutlierDetector, *others}
 
 
 def other_by_design(detector):

@@ -31,6 +31,7 @@ from skebm import (
     JEMClassifier,
     NCEDensity,
     NeuralDensity,
+    OutlierEnsemble,
     ProductOfDensities,
     RBMClassifier,
     RBMEstimator,
@@ -157,6 +158,17 @@ CASES = {
     "TemporalRBMClassifier": Case(
         TemporalRBMClassifier(**frames), "predict_log_proba", ("binary",), "class"
     ),
+    "OutlierEnsemble": Case(
+        OutlierEnsemble(
+            [
+                ("kernel", TractableDensity("kernel", n_neighbors=5)),
+                ("logs", TractableDensity("kernel", metric="log", n_neighbors=5)),
+            ],
+            random_state=0,
+        ),
+        "p_values",
+        NUMBERS,
+    ),
     "SequenceOutlierDetector": Case(
         SequenceOutlierDetector(TemporalRBM(**frames), random_state=0),
         "decision_function",
@@ -229,12 +241,14 @@ COPIES = {
     "HopfieldMemory": np.log(2) + 1e-6,
     # Columns of few values recur: each of their rows calibrates, and p-values have finer steps.
     ("EnergyOutlierDetector-conformal", "counts"): 0.2,
+    ("OutlierEnsemble", "counts"): 0.2,
 }
 # Rows are drawn by their place in the table: those that are held out, folds, mini-batches, starts.
 ORDER = {
     "ProductOfDensities": 0.2,
     "EnergyOutlierDetector": 1.0,
     "EnergyOutlierDetector-conformal": 0.6,
+    "OutlierEnsemble": 0.6,
     "RBMEstimator": 0.2,
     ("RBMEstimator", "missing"): 0.3,  # whose entries are drawn as well
     "SpikeSlabRBM": 0.2,

@@ -38,6 +38,7 @@ TAKE_MISSING = {
     "DensityImputer",
     "DensityRegressor",
     "EnergyOutlierDetector",
+    "OutlierEnsemble",
     "RBMEstimator",
     "SpikeSlabRBM",
     "SubspaceRBM",

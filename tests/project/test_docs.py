@@ -3,7 +3,6 @@
 import ast
 import importlib
 import inspect
-import pkgutil
 import re
 import threading
 import time
@@ -14,8 +13,7 @@ import pytest
 import sklearn
 from numpydoc.docscrape import NumpyDocString
 
-import skebm
-from tests.support.discovery import setting_of_docs
+from tests.support.discovery import module_names, setting_of_docs
 from tests.support.tiers import full
 from tools.page_outputs import WIDTH
 
@@ -109,16 +107,16 @@ def test_addresses_of_the_readme_are_absolute_and_name_pages_that_exist():
 
 def documented_defaults():
     """Yield what a public class, function or method of skebm states as a default, and what is."""
-    for module in pkgutil.walk_packages(skebm.__path__, "skebm."):
-        for name, found in vars(importlib.import_module(module.name)).items():
-            if getattr(found, "__module__", None) != module.name:
+    for module in module_names():
+        for name, found in vars(importlib.import_module(module)).items():
+            if getattr(found, "__module__", None) != module:
                 continue
             parts = {name: found} if callable(found) else {}
             if inspect.isclass(found):
                 own = {k: v for k, v in vars(found).items() if inspect.isfunction(v)}
                 parts |= {f"{name}.{k}": v for k, v in own.items()}
             for label, part in parts.items():
-                yield from defaults_of(f"{module.name}.{label}", part)
+                yield from defaults_of(f"{module}.{label}", part)
 
 
 def defaults_of(label, part):

@@ -38,7 +38,11 @@ BROUGHT = {
 }
 OURS = {"skebm", "tests", "tools", "benchmarks"}
 # Only some people have them: a test without them is skipped, a module says what to install.
-OPTIONAL = {"test": {"playwright", "ray", "sphinx_gallery"}, "full": {"ray"}}
+OPTIONAL = {
+    "test": {"combo", "numba", "playwright", "pyod", "ray", "sphinx_gallery"},
+    "full": {"combo", "numba", "pyod", "ray"},
+    "doctest": {"pyod"},
+}
 
 
 def imported(source):

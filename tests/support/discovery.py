@@ -2,7 +2,7 @@
 
 import ast
 import functools
-import importlib
+import importlib.util
 import inspect
 import pkgutil
 from pathlib import Path
@@ -13,10 +13,23 @@ from tests.support.sources import modules, parsed
 ROOT = Path(skebm.__file__).parents[1]
 
 
+def module_names():
+    """All modules of skebm, without those in the form of a package that is not installed."""
+    for module in pkgutil.walk_packages(skebm.__path__, "skebm."):
+        if is_installed(module.name):
+            yield module.name
+
+
+def is_installed(module):
+    """Whether the package is installed that a module of skebm.integrations has the name of."""
+    package, _, name = module.rpartition(".")
+    return package != "skebm.integrations" or importlib.util.find_spec(name) is not None
+
+
 @functools.cache
 def import_all():
-    for module in pkgutil.walk_packages(skebm.__path__, "skebm."):
-        importlib.import_module(module.name)
+    for name in module_names():
+        importlib.import_module(name)
 
 
 def walk(base_class):

@@ -55,6 +55,8 @@ VALUES = (
     "skebm.estimators.neural.conditional.normalisers.Annealing",
     "skebm.estimators.neural.objectives.noise_contrastive.Path",
     "skebm.estimators.outlier.columns.Column",
+    "skebm.estimators.outlier.ensembles.ranks.RankCalibration",
+    "skebm.estimators.outlier.ensembles.ranks.ScoreTail",
     "skebm.estimators.outlier.thresholds.ConformalThreshold",
     "skebm.estimators.outlier.thresholds.QuantileThreshold",
     "skebm.estimators.rbm.family.GibbsChains",

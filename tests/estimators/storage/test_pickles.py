@@ -29,6 +29,7 @@ from skebm import (
     JEMClassifier,
     NCEDensity,
     NeuralDensity,
+    OutlierEnsemble,
     ProductOfDensities,
     RBMClassifier,
     RBMEstimator,
@@ -162,6 +163,13 @@ CASES = {
         EnergyOutlierDetector(TractableDensity("gaussian"), method="cross-conformal", cv=2),
         alone(reals),
         8,
+    ),
+    # Of each calibration row the score, its rank and what they are found by, seven numbers of which
+    # at most half of the rows have any.
+    "ensemble": (
+        OutlierEnsemble([("gaussian", TractableDensity("gaussian"))], random_state=0),
+        alone(reals),
+        28,
     ),
     # A model of others that keeps its rows.
     "neighbours": (EnergyOutlierDetector(KernelDensity()), alone(reals), 8 * (2 * WIDTH + 4)),
