@@ -131,7 +131,6 @@ def other_by_design(detector):
 @parametrize_with_checks(
     {
         "default": EnergyOutlierDetector(),
-        "surprise": RowSurprise(),
         "kernel": EnergyOutlierDetector(INNER["kernel"]),
         "rbm": EnergyOutlierDetector(INNER["rbm"]),
         "mixture": EnergyOutlierDetector(INNER["mixture"], statistic="score_norm"),

@@ -598,8 +598,8 @@ class EnergyOutlierDetector(
     @property
     def _density(self) -> Any:
         """The density for :mod:`skebm._densities`, if the statistic is a log density."""
-        if self._param("statistic") not in OF_DENSITIES:
-            raise AttributeError("The statistic is not that of a density.")
+        if self._param("statistic") != "log_density":
+            raise AttributeError("The statistic is not a log density.")
         return self.estimator_
 
     @property

@@ -184,7 +184,7 @@ class UnseenValues(NamedTuple):
         if len(pairs) > n:
             pairs = []
         for columns in [*pairs, *([tuple(levels)] if len(levels) > 2 else [])]:
-            both: np.ndarray = ~once[:, list(columns)].any(axis=1)
+            both = np.logical_not(once[:, list(columns)].any(axis=1))
             if both.any():
                 found.events.append(_event(columns, codes[:, list(columns)], both, weight))
         return found

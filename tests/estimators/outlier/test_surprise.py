@@ -10,6 +10,7 @@ from sklearn.mixture import GaussianMixture
 
 from skebm import EnergyOutlierDetector, ProductOfDensities, RowSurprise
 from skebm.estimators.outlier.surprise import NearestRow, Tail, UnseenValues
+from tests.support.checks import parametrize_with_checks
 from tests.support.tiers import full
 
 
@@ -124,6 +125,18 @@ def test_numbers_of_single_precision_are_those_they_stand_for():
 # ------------------------------------------------------------------------------
 # The estimator
 # ------------------------------------------------------------------------------
+
+
+def unequal_by_design(estimator):
+    """A row that is repeated has another one like it, and one of weight two has not."""
+    reason = "folds are drawn by row, and a row of weight two is one row"
+    name = "check_sample_weight_equivalence_on_{}_data"
+    return {name.format(kind): reason for kind in ("dense", "sparse")}
+
+
+@parametrize_with_checks({"surprise": RowSurprise()}, unequal_by_design)
+def test_scikit_learn_checks(estimator, check):
+    check(estimator)
 
 
 def test_surprise_is_the_mean_of_the_parts_and_what_was_never_seen():

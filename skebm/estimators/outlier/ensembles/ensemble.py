@@ -83,7 +83,7 @@ class OutlierEnsemble(
         `BaseDetector`) and of skebm, and pipelines that end in one. They are cloned; their
         parameters are set as ``<name>__<parameter>``. A :class:`sklearn.frozen.FrozenEstimator` is
         used as it is, and must not have been fitted to these rows. None, for any frame: the default
-        of :class:`EnergyOutlierDetector`, ``"density"``, and after :class:`TableEncoder` a Gaussian
+        of :class:`EnergyOutlierDetector`, ``"surprise"``, and after :class:`TableEncoder` a Gaussian
         mixture, ``"mixture"``, and local outlier factors of columns in units of their standard
         deviations, ``"neighbours"``.
     merge : {"geometric", "mean", "harmonic", "minimum"}, default="geometric"

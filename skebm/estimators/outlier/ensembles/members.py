@@ -10,20 +10,20 @@ from sklearn.neighbors import LocalOutlierFactor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from skebm._densities import last_step, relative_log_density, scores_are_nats
+from skebm._densities import last_step, scores_are_nats
 from skebm.estimators.outlier.columns import Column
 from skebm.estimators.outlier.explanations import Explanation, explain_by_imputation
 from skebm.estimators.outlier.fitting import default_estimator
-from skebm.estimators.outlier.statistics import measure
+from skebm.estimators.outlier.statistics import STATISTICS, default_statistic, measure
 from skebm.estimators.queries.tractable import TractableDensity
 from skebm.estimators.tables.encoding import TableEncoder
 
 
 def default_members() -> list[tuple[str, Any]]:
-    """Three views of a frame with any columns: a product of densities, clusters and neighbours."""
+    """Three views of a frame with any columns: surprise, clusters and neighbours."""
     neighbours = LocalOutlierFactor(novelty=True)
     return [
-        ("density", default_estimator()),
+        ("surprise", default_estimator()),
         ("mixture", make_pipeline(TableEncoder(), TractableDensity("mixture"))),
         ("neighbours", make_pipeline(TableEncoder(), StandardScaler(), neighbours)),
     ]
@@ -40,14 +40,14 @@ def is_pyod_detector(estimator: Any) -> bool:
 def normality(estimator: Any, X: Any) -> np.ndarray:
     """Score of each row by a density or a detector of any package, higher for normal ones, (n,).
 
-    It is log p(x) up to a constant, the `score_samples` or the `decision_function` of a detector of
+    It is minus the surprise (:class:`RowSurprise`), log p(x) up to a constant, the `score_samples` or the `decision_function` of a detector of
     scikit-learn, or minus the `decision_function` of one of PyOD.
     """
     _, final = last_step(estimator, into_detectors=False)
     if is_pyod_detector(final):
         return -np.asarray(estimator.decision_function(X))
     if hasattr(estimator, "score_samples"):
-        return relative_log_density(estimator, X)
+        return STATISTICS[default_statistic(estimator)](estimator, X)
     return np.asarray(estimator.decision_function(X))
 
 

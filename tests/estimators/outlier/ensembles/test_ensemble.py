@@ -196,7 +196,7 @@ def test_the_default_members_take_any_frame():
     X = pd.DataFrame(table(200, 0), columns=["a", "b", "c"]).assign(kind=["left", "right"] * 100)
     X.loc[3:9, "b"] = None
     ensemble = OutlierEnsemble(random_state=0).fit(X)
-    assert list(ensemble.members_) == ["density", "mixture", "neighbours"]
+    assert list(ensemble.members_) == ["surprise", "mixture", "neighbours"]
     far = X[:5].assign(c=100.0)
     assert (ensemble.predict(far) == -1).all()
     assert set(ensemble.explain(far).to_frame(1)["feature"]) == {"c"}
