@@ -1,32 +1,43 @@
-"""Which columns make a row anomalous: contributions by imputation or by the score."""
+"""Why rows are anomalous: what each column contributes, which pairs contradict each other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+import importlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from skebm._densities import input_of_last_step, last_step, score_function
-from skebm.estimators.outlier.columns import (
-    Column,
-    as_table,
-    column_names,
-    column_of,
-    with_column,
-)
-from skebm.estimators.outlier.thresholds import difference
+from skebm.base.sampler import whole_number
+from skebm.estimators.outlier.text import MISSING, contrasted, short
 
-# Points outside the range of a column, points that each round of refinement adds in the region of
-# its conditional density, and maximum number of rounds.
-N_OUTSIDE, N_ADDED, MAX_ROUNDS = 12, 24, 5
-# Nats below the mode beyond which a conditional density is neglected.
-DEPTH = 12.0
-# Rows scored at a time.
-MAX_ROWS = 50_000
+NATS = "nats"
+# Contribution from which a column, or a pair, is a reason: odds of 7 to 1 that an entry is wrong.
+LEAST_NATS = 2.0
+# The same where units are not known, as a share of the largest contribution of the row.
+LEAST_SHARE = 0.5
 
-Statistic = Callable[[Any], np.ndarray]
+
+class Pair(NamedTuple):
+    """Two columns of a row that contradict each other.
+
+    Attributes
+    ----------
+    row : int
+        Number of the row.
+    first, second : str
+        Names of the columns.
+    contribution : float
+        By how many nats the contribution of either column is at least lower when the other has the
+        value that is expected there.
+    """
+
+    row: int
+    first: str
+    second: str
+    contribution: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +57,12 @@ class Explanation:
         Names of the columns.
     unit : str
         Unit of the contributions; empty for a statistic of unknown units.
+    pairs : list of Pair
+        Pairs of columns that contradict each other, of which either may be wrong: with the expected
+        value in one of the two, the other is no longer anomalous. A tuple for each, with the number
+        of the `row`, the names `first` and `second`, and the `contribution` in nats;
+        ``pandas.DataFrame(pairs)`` is a table of them. Only for ``method="auto"`` and a statistic
+        that is a log density, and empty otherwise.
 
     See Also
     --------
@@ -56,11 +73,15 @@ class Explanation:
     --------
     >>> import numpy as np
     >>> from skebm import EnergyOutlierDetector
-    >>> x = np.random.default_rng(0).normal(size=(500, 1))
-    >>> detector = EnergyOutlierDetector(random_state=0).fit(np.column_stack([x, x + 1, x**2]))
-    >>> found = detector.explain([[0.5, 3.0, 0.3]])  # the second is not the first plus one
-    >>> found.to_frame(1)["feature"].item()
-    'x1'
+    >>> x, y = np.random.default_rng(0).normal(size=(2, 500, 1))
+    >>> detector = EnergyOutlierDetector(random_state=0).fit(np.column_stack([x, x + 1, y]))
+    >>> found = detector.explain([[0.5, 1.5, 6.0], [0.5, 3.0, 0.3]])
+    >>> found.to_frame(1)["feature"].tolist()[0]
+    'x2'
+    >>> [(pair.row, pair.first, pair.second) for pair in found.pairs]
+    [(1, 'x0', 'x1')]
+    >>> found.sentences()[1][:45]
+    'x0 (0.5) and x1 (3) contradict each other (+4'
     """
 
     contributions: np.ndarray
@@ -68,6 +89,7 @@ class Explanation:
     expected: np.ndarray | None
     feature_names: list[str]
     unit: str
+    pairs: list[Pair] = field(default_factory=list)
 
     def to_frame(self, n_features: int | None = None) -> Any:
         """Columns of each row, the most anomalous first, as a data frame.
@@ -84,7 +106,7 @@ class Explanation:
         """
         import pandas as pd
 
-        order = np.argsort(-self.contributions, axis=1, kind="stable")[:, :n_features]
+        order = self._order()[:, :n_features]
         rows = np.arange(len(order))[:, None]
         found = {
             "row": np.broadcast_to(rows, order.shape).ravel(),
@@ -96,155 +118,111 @@ class Explanation:
         found["contribution"] = self.contributions[rows, order].ravel()
         return pd.DataFrame(found).infer_objects()
 
+    def sentences(self, n_reasons: int = 3) -> list[str]:
+        """The reasons of each row in one sentence.
 
-def explain_by_imputation(
-    statistic: Statistic, X: Any, columns: list[Column] | None, *, conditional: bool
-) -> Explanation:
-    """Expected rise of the statistic when a column is drawn anew given the others.
+        Reasons are pairs that contradict each other, and other columns whose contribution is at
+        least 2 nats, the largest first; where the unit is not nats, columns whose contribution is
+        positive and at least half of the largest one. A row without a reason says so. Numbers have
+        three digits, or as many as it takes to tell a value from the expected one.
 
-    With `conditional` the statistic is a log density, which determines the conditional distribution
-    of the column. Otherwise the column is drawn from its marginal distribution in the rows of
-    `fit`.
-    """
-    X = as_table(X)
-    if columns is None:
-        raise ValueError("explain needs a detector that was fitted to a two-dimensional table.")
-    own = statistic(X)
-    contributions = np.empty((len(own), len(columns)))
-    expected = np.empty((len(own), len(columns)), dtype=object)
-    for j, column in enumerate(columns):
-        grid = ConditionalGrid(statistic, X, j, column, weighted=conditional)
-        contributions[:, j] = difference(grid.mean_statistic(), own)
-        expected[:, j] = as_objects(column.as_expected(grid.expected()))
-    values = [as_objects(np.asarray(column_of(X, j))) for j in range(len(columns))]
-    return Explanation(
-        contributions,
-        as_floats(np.column_stack(values)),
-        as_floats(expected),
-        [column.name for column in columns],
-        "nats" if conditional else "",
-    )
+        Parameters
+        ----------
+        n_reasons : int, default=3
+            Maximum number of reasons in a sentence.
 
+        Returns
+        -------
+        list of str
+            One for each row.
 
-def explain_by_score(models: list[Any], X: Any) -> Explanation:
-    """Squared components of grad log p, averaged over models, in the input of their last step."""
-    score = np.mean([score_function(model, X) for model in models], axis=0)
-    before, final = last_step(models[0])
-    seen = input_of_last_step(before, X)
-    names = list(getattr(final, "feature_names_in_", [])) or _names_of_last_step(before, seen)
-    return Explanation(np.square(score), np.asarray(seen), None, names, "squared gradient of log p")
-
-
-def _names_of_last_step(before: list[Any], X: Any) -> list[str]:
-    """Names of the input columns of the last step."""
-    if before and hasattr(before[-1], "get_feature_names_out"):
-        return [str(name) for name in before[-1].get_feature_names_out()]
-    return column_names(X)
-
-
-def as_objects(values: np.ndarray) -> np.ndarray:
-    """Values as objects of Python; dates in microseconds, as others would be whole numbers."""
-    if values.dtype.kind in "Mm":
-        values = values.astype(f"{values.dtype.kind}8[us]")
-    return values.astype(object)
-
-
-def as_floats(values: np.ndarray) -> np.ndarray:
-    """Values as floats if every entry is a number, otherwise unchanged."""
-    try:
-        return values.astype(float)
-    except (TypeError, ValueError):
-        return values
-
-
-class ConditionalGrid:
-    """Conditional distribution of a column on a grid: points, statistic and log weights."""
-
-    def __init__(
-        self, statistic: Statistic, X: Any, j: int, column: Column, *, weighted: bool
-    ) -> None:
-        self.statistic, self.X, self.j, self.column = statistic, X, j, column
-        levels, self.discrete = column.levels, column.discrete
-        if len(levels) == 0:
-            raise ValueError(f"Column {column.name} has no values to impute from.")
-        self.points = np.broadcast_to(levels, (X.shape[0], len(levels)))
-        if weighted and not self.discrete:
-            self.points = np.sort(np.column_stack([self.points, self._outside(levels)]), axis=1)
-        self.value = self._evaluate(self.points)
-        if not weighted:
-            self.log_weight = np.broadcast_to(np.log(column.counts), self.points.shape)
-        elif self.discrete:
-            self.log_weight = self.value
-        else:
-            self._refine()
-
-    def _outside(self, levels: np.ndarray) -> np.ndarray:
-        """Points towards and beyond a row's own value if it lies outside the levels.
-
-        Given other anomalous columns, the conditional density may be high there; otherwise the grid
-        has to extend to where the density vanishes.
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from skebm import Explanation
+        >>> found = Explanation(
+        ...     contributions=np.array([[8.21, 0.3]]),
+        ...     values=np.array([[91_000.0, 42.0]]),
+        ...     expected=np.array([[23_400.0, 41.3]]),
+        ...     feature_names=["income", "age"],
+        ...     unit="nats",
+        ... )
+        >>> found.sentences()
+        ['income is 91,000 where 23,400 is expected given the other columns (+8.2 nats)']
         """
-        own = self.column.numbers_of(self.X, self.j)
-        own = np.where(np.isfinite(own), own, levels[0])[:, None]
-        edge = own.clip(levels[0], levels[-1])
-        return edge + 1.5 * (own - edge) * 0.5 ** np.arange(N_OUTSIDE)
+        whole_number("n_reasons", n_reasons, 1)
+        return [self._sentence(row, n_reasons) for row in range(len(self.contributions))]
 
-    def _evaluate(self, points: np.ndarray) -> np.ndarray:
-        """Statistic of the rows with the column at each point, (n, m)."""
-        step = max(1, MAX_ROWS // points.shape[1])
-        found = []
-        for start in range(0, len(points), step):
-            rows = slice(start, start + step)
-            values = self.column.in_own_units(points[rows])
-            table = with_column(self.X[rows], self.j, values, keep_dtype=self.discrete)
-            found.append(self.statistic(table))
-        return np.concatenate(found).reshape(points.shape)
+    def plot(
+        self, ax: Any = None, *, n_features: int = 8, row_names: Sequence[str] | None = None
+    ) -> Any:
+        """Draw the contributions of at most six rows as bars, a panel for each row.
 
-    def _refine(self) -> None:
-        """Add points where a continuous column's density is high; trapezoidal weights."""
-        for done in range(MAX_ROUNDS):
-            log_weight = self.value + log_width(self.points)
-            kept = log_weight >= log_weight.max(1, keepdims=True) - DEPTH
-            if done and kept.sum(1).min() >= N_ADDED / 2:
-                break
-            last = kept.shape[1] - 1
-            first = np.maximum(kept.argmax(1) - 1, 0)
-            final = np.minimum(last - kept[:, ::-1].argmax(1) + 1, last)
-            rows = np.arange(len(kept))
-            ends = self.points[rows, first], self.points[rows, final]
-            added = np.linspace(*ends, N_ADDED + 2, axis=1)[:, 1:-1]
-            points = np.concatenate([self.points, added], axis=1)
-            value = np.concatenate([self.value, self._evaluate(added)], axis=1)
-            order = np.argsort(points, axis=1, kind="stable")
-            self.points = np.take_along_axis(points, order, 1)
-            self.value = np.take_along_axis(value, order, 1)
-        self.log_weight = self.value + log_width(self.points)
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes, array-like of them, or None, default=None
+            As many as there are rows. None makes a new figure.
+        n_features : int, default=8
+            Largest number of columns to draw for each row, the most anomalous ones.
+        row_names : sequence of str or None, default=None
+            Titles of the panels; None counts the rows from 0.
 
-    def _weights(self) -> np.ndarray:
-        """Probabilities of the points; nan if all of them have probability zero."""
-        top = self.log_weight.max(1, keepdims=True)
-        with np.errstate(invalid="ignore"):
-            weight = np.exp(self.log_weight - top)
-            return weight / weight.sum(1, keepdims=True)
+        Returns
+        -------
+        skebm.inspection.ExplanationDisplay
+            With the figure as ``figure_``.
+        """
+        # Displays are above the estimators, and import matplotlib: skebm imports them when asked.
+        display = importlib.import_module("skebm").inspection.ExplanationDisplay
+        return display(self, n_features, row_names).plot(ax)
 
-    def mean_statistic(self) -> np.ndarray:
-        """Mean of the statistic over the conditional distribution of the column, (n,)."""
-        weight = self._weights()
-        with np.errstate(invalid="ignore"):
-            mean = np.where(weight > 0, weight * self.value, 0.0).sum(1)
-        return np.where(np.isnan(weight).any(1), self.log_weight.max(1), mean)
+    def _order(self) -> np.ndarray:
+        """Columns of each row, the most anomalous first, those that are not known (nan) last."""
+        return np.argsort(-self.contributions, axis=1, kind="stable")
 
-    def expected(self) -> np.ndarray:
-        """Mean of a continuous column, most probable value of a discrete one, (n,)."""
-        if self.discrete:
-            return self.points[np.arange(len(self.points)), self.log_weight.argmax(1)]
-        return (self._weights() * self.points).sum(1)
+    def _sentence(self, row: int, n_reasons: int) -> str:
+        """Pairs and columns that are reasons, or that there are none."""
+        contributions = self.contributions[row]
+        found = [
+            (pair.contribution, self._of_pair(pair)) for pair in self.pairs if pair.row == row
+        ]
+        named = {name for pair in self.pairs if pair.row == row for name in pair[1:3]}
+        least = LEAST_NATS
+        if self.unit != NATS:
+            least = LEAST_SHARE * float(np.nanmax(contributions, initial=0.0))
+        for j in self._order()[row]:
+            c = float(contributions[j])
+            if c >= least and c > 0 and self.feature_names[j] not in named:
+                found.append((c, self._of_column(row, int(j))))
+        if not found:
+            return "no column stands out"
+        # The sort is stable: a pair comes before a column of the same contribution.
+        found.sort(key=lambda reason: -reason[0])
+        return "; ".join(text for _, text in found[:n_reasons])
 
+    def _of_pair(self, pair: Pair) -> str:
+        """What contradicts what."""
+        both = [
+            f"{name} ({short(self.values[pair.row, self.feature_names.index(name)])})"
+            for name in (pair.first, pair.second)
+        ]
+        return f"{both[0]} and {both[1]} contradict each other ({self._amount(pair.contribution)})"
 
-def log_width(points: np.ndarray) -> np.ndarray:
-    """Log of the weights of sorted points in the trapezoidal rule."""
-    gap = np.diff(points, axis=1)
-    edge = np.zeros((len(points), 1))
-    width = (np.concatenate([edge, gap], axis=1) + np.concatenate([gap, edge], axis=1)) / 2
-    with np.errstate(divide="ignore"):
-        return np.log(width)
+    def _of_column(self, row: int, j: int) -> str:
+        """The value of a column, what is expected there, and how much that contributes."""
+        value, amount = self.values[row, j], self._amount(float(self.contributions[row, j]))
+        own, other = short(value), ""
+        if self.expected is not None:
+            own, other = contrasted(value, self.expected[row, j])
+        where = ""
+        if other not in ("", MISSING, own):
+            usual = "is expected given the other columns" if self.unit == NATS else "is usual"
+            where = f" where {other} {usual}"
+        return f"{self.feature_names[j]} is {own}{where} ({amount})"
+
+    def _amount(self, contribution: float) -> str:
+        if math.isinf(contribution):
+            return "impossible"
+        if self.unit == NATS:
+            return f"{contribution:+.1f} nats"
+        return f"contribution {short(contribution)}"
