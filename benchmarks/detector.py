@@ -56,10 +56,17 @@ MOST = (2000, 2000, 1000)
 MOST_COLUMNS = 40
 N_PLANTED = 50
 # Sets on which the explanation of planted cells was chosen; those of the other half were not seen.
-CHOSEN_ON = (
-    "10_cover 18_Ionosphere 20_letter 22_magic.gamma 23_mammography 2_annthyroid 39_vertebral "
-    "42_WBC 4_breastw"
-).split()
+CHOSEN_ON = [
+    "10_cover",
+    "18_Ionosphere",
+    "20_letter",
+    "22_magic.gamma",
+    "23_mammography",
+    "2_annthyroid",
+    "39_vertebral",
+    "42_WBC",
+    "4_breastw",
+]
 HOLES, DRAWS = 0.1, 3
 N_CLEAN, RATES = 1000, (0.05, 0.1, 0.2)
 

@@ -196,9 +196,7 @@ class ExplanationDisplay:
     def _label(self, row: int, j: int) -> str:
         """Name of a column and its value, and below the expected value."""
         explanation = self.explanation
-        name = (
-            f"{shorten(str(explanation.feature_names[j]))} = {short(explanation.values[row, j])}"
-        )
+        name = f"{shorten(str(explanation.feature_names[j]))} = {short(explanation.values[row, j])}"
         if np.isnan(explanation.contributions[row, j]):
             return f"{name}\nnot explained"
         if explanation.expected is None:

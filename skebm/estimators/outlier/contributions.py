@@ -17,7 +17,7 @@ from skebm.estimators.outlier.columns import (
     column_of,
     with_column,
 )
-from skebm.estimators.outlier.explanations import LEAST_NATS, NATS, Explanation, Pair
+from skebm.estimators.outlier.explanations import LEAST_NATS, NATS, Contradiction, Explanation
 from skebm.estimators.outlier.thresholds import difference
 from skebm.estimators.tables.columns import is_present
 
@@ -32,13 +32,18 @@ MAX_ROWS = 50_000
 Statistic = Callable[[Any], np.ndarray]
 
 
-# Columns of a row that may be part of a pair, the most anomalous ones.
-MOST_IN_PAIRS = 3
+# Columns of a row that may be part of a pair, the most anomalous ones; and how much more evidence
+# there may be for one of the two: with odds of more than 20 to 1, that one is wrong.
+MOST_IN_PAIRS, MOST_APART = 3, 3.0
+# Wrong entries of a row that others are freed from, one after the other.
+MOST_WRONG = 3
 # Distance of quantiles in units of the standard deviation, of a normal distribution.
 SPREADS = ((0.25, 0.75, 1.35), (0.05, 0.95, 3.29), (0.0, 1.0, 4.0))
 # Bandwidth of the density of a column alone, in units of its spread: that of a thousand rows by
 # Silverman's rule.
 BANDWIDTH = 0.27
+# Share of wrong entries of a discrete column that are levels which did not occur in `fit`.
+NEW_LEVEL = 0.1
 
 
 class Evidence(NamedTuple):
@@ -66,6 +71,7 @@ def explain_by_evidence(
     modes = [column.mode for column in found]
     pairs = contradictions(statistics, X, columns, contributions, modes)
     expected = [column.expected for column in found]
+    free_of_wrong_entries(statistics, X, columns, contributions, expected, modes, ())
     return explanation_of(X, columns, contributions, expected, NATS, pairs)
 
 
@@ -101,7 +107,7 @@ def explanation_of(
     contributions: np.ndarray,
     expected: list[np.ndarray],
     unit: str,
-    pairs: list[Pair],
+    pairs: list[Contradiction],
 ) -> Explanation:
     """The explanation of rows of a table, with expected values in the units of the columns."""
     values = [as_objects(np.asarray(column_of(X, j))) for j in range(len(columns))]
@@ -136,7 +142,7 @@ def evidence(statistics: list[Statistic], X: Any, j: int, column: Column) -> Evi
         if missing.any():  # nothing is known of how often entries are missing given the others
             value = np.where(missing, difference(grid.mean_statistic(), own), value)
         found.append(value)
-    with np.errstate(invalid="ignore"):  # of one log density plus, of the other minus infinity
+    with np.errstate(invalid="ignore"):  # plus infinity by one, minus by the other
         mean = np.mean(found, axis=0)
     return Evidence(np.where(np.isnan(mean), 0.0, mean), grid.expected(), grid.mode())
 
@@ -154,10 +160,10 @@ def present(column: Any) -> np.ndarray:
 
 def continuous_evidence(grid: ConditionalGrid, own: np.ndarray) -> np.ndarray:
     """log q(x_j) - log p(x_j | others), where q is the density of a wrong entry."""
-    v = grid.column.numbers_of(grid.X, grid.j)
-    log_p, log_q = LogMarginal.of(grid.column), LogMarginal.of(grid.column).of_wrong_entry(v)
-    total = logsumexp(grid.log_weight, axis=1)
-    alone = log_q - log_p(v)
+    v, marginal = grid.column.numbers_of(grid.X, grid.j), LogMarginal.of(grid.column)
+    v = np.where(np.isnan(v), marginal.centre, v)  # missing entries are treated elsewhere
+    log_q, total = marginal.of_wrong_entry(v), logsumexp(grid.log_weight, axis=1)
+    alone = log_q - marginal(v)
     with np.errstate(invalid="ignore"):
         # Others that are impossible whatever the entry say nothing of it.
         return np.where(np.isneginf(np.maximum(total, own)), alone, log_q - (own - total))
@@ -166,24 +172,23 @@ def continuous_evidence(grid: ConditionalGrid, own: np.ndarray) -> np.ndarray:
 def discrete_evidence(grid: ConditionalGrid, own: np.ndarray) -> np.ndarray:
     """Log odds that the entry is another level, which was replaced by this one.
 
-    With the frequencies m of the levels, the odds are the sum of p(u | others) m_v / (1 - m_u) over
-    the levels u other than the entry v, divided by p(v | others); of two levels they are p(u |
-    others) / p(v | others).
+    A wrong entry in place of level u is a level v with a probability in proportion to the frequency
+    m of v among other levels, or, with probability `NEW_LEVEL`, one that did not occur.
     """
-    place = places_of_levels(grid)
-    counts = grid.column.counts + 0.5
-    frequency = counts / (counts.sum() + 0.5)  # the rest is for a level that did not occur
+    place, counts = places_of_levels(grid), grid.column.counts
+    frequency = counts / counts.sum()
     unseen = place < 0
-    log_m = np.where(unseen, np.log1p(-frequency.sum()), np.log(frequency[place]))
-    alone = np.where(unseen, -log_m, 0.0)
     log_p = grid.log_weight
     other = np.arange(len(frequency)) != place[:, None]
-    total = logsumexp(log_p, axis=1)
-    total = np.where(unseen, np.logaddexp(total, own), total)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore"):
+        # Of one level, which no other can have replaced, the difference is not used.
         replaced = np.where(other, log_p - np.log1p(-frequency), -np.inf)
-        found = log_m + logsumexp(replaced, axis=1) - own
-    found = np.where(np.isneginf(total), alone, found)
+        seen = np.log1p(-NEW_LEVEL) + np.log(frequency[place]) + logsumexp(replaced, axis=1)
+        new = np.log(NEW_LEVEL) + logsumexp(log_p, axis=1)
+        found = np.where(unseen, new, seen) - own
+    impossible = np.isneginf(np.maximum(log_p.max(1), own))
+    alone = np.where(unseen, np.log(NEW_LEVEL) + np.log(counts.sum() + 1), 0.0)
+    found = np.where(impossible, alone, found)
     return np.where(other.any(1), found, 0.0)  # of one level, no other value is known
 
 
@@ -241,6 +246,56 @@ class LogMarginal(NamedTuple):
 
 
 # ------------------------------------------------------------------------------
+# Entries that are anomalous because of others
+# ------------------------------------------------------------------------------
+
+
+def with_mode(X: Any, k: int, column: Column, mode: np.ndarray) -> Any:
+    """The rows with the most probable value in column `k`."""
+    return with_column(X, k, column.in_own_units(mode)[:, None], keep_dtype=column.discrete)
+
+
+def free_of_wrong_entries(
+    statistics: list[Statistic],
+    X: Any,
+    columns: list[Column],
+    contributions: np.ndarray,
+    expected: list[np.ndarray],
+    modes: list[np.ndarray],
+    done: tuple[int, ...],
+) -> None:
+    """Replace contributions that are due to a wrong entry by those of the row without it.
+
+    Given a wrong entry k, others are anomalous as well, or are thought to be certain. Where there
+    is so much more evidence against k, columns that say anything are computed again with the most
+    probable value in place of k, and then without the next wrong entry. Changes `contributions` and
+    what is `expected`; columns that are `done` have been replaced in X.
+    """
+    left = contributions.copy()
+    left[:, list(done)] = -np.inf
+    top = left.argmax(1)
+    wrong = left.max(1) >= LEAST_NATS
+    for k in np.unique(top[wrong]).tolist():
+        rows = np.flatnonzero(wrong & (top == k))
+        healed = with_mode(take_rows(X, rows), k, columns[k], modes[k][rows])
+        own = contributions[rows]
+        means, tops = ([values[rows] for values in each] for each in (expected, modes))
+        gap = difference(own[:, [k]], own)
+        again = (gap > MOST_APART) & (np.abs(own) >= LEAST_NATS)
+        again[:, list(done)] = False
+        for j in np.flatnonzero(again.any(0)).tolist():
+            some = np.flatnonzero(again[:, j])
+            found = evidence(statistics, take_rows(healed, some), j, columns[j])
+            own[some, j], means[j][some], tops[j][some] = found
+        if again.any() and len(done) + 1 < MOST_WRONG:
+            both = (*done, k)
+            free_of_wrong_entries(statistics, healed, columns, own, means, tops, both)
+        contributions[rows] = own
+        for values, mean in zip(expected, means, strict=True):
+            values[rows] = mean
+
+
+# ------------------------------------------------------------------------------
 # Pairs
 # ------------------------------------------------------------------------------
 
@@ -251,12 +306,12 @@ def contradictions(
     columns: list[Column],
     contributions: np.ndarray,
     modes: list[np.ndarray],
-) -> list[Pair]:
+) -> list[Contradiction]:
     """Pairs of columns of which each is anomalous because of the other.
 
     With the most probable value in column k, the contribution of column j falls by at least
-    `LEAST_NATS` and by half, and the other way round. A column is in one pair at most, that with
-    the largest fall.
+    `LEAST_NATS` and by half, and the other way round; and neither contribution is by far the
+    larger. A column is in one pair at most, that with the largest fall.
     """
     anomalous = contributions >= LEAST_NATS
     rank = np.argsort(np.argsort(-contributions, axis=1, kind="stable"), axis=1)
@@ -264,11 +319,10 @@ def contradictions(
     asked &= asked.sum(1, keepdims=True) > 1
     n, d = contributions.shape
     fall = np.full((n, d, d), -np.inf)
-    for k in np.flatnonzero(asked.any(0)):
+    for k in np.flatnonzero(asked.any(0)).tolist():
         rows = np.flatnonzero(asked[:, k])
-        values = columns[k].in_own_units(modes[k][rows])[:, None]
-        healed = with_column(take_rows(X, rows), k, values, keep_dtype=columns[k].discrete)
-        for j in np.flatnonzero(asked[rows].any(0)):
+        healed = with_mode(take_rows(X, rows), k, columns[k], modes[k][rows])
+        for j in np.flatnonzero(asked[rows].any(0)).tolist():
             some = np.flatnonzero(asked[rows, j])
             if j == k:
                 continue
@@ -278,8 +332,10 @@ def contradictions(
                 enough = (before - left >= LEAST_NATS) & (left <= before / 2)
                 fall[rows[some], j, k] = np.where(enough, before - left, -np.inf)
     both = np.minimum(fall, fall.transpose(0, 2, 1))
+    apart = difference(contributions[:, :, None], contributions[:, None, :])
+    both[np.abs(apart) > MOST_APART] = -np.inf
     return [
-        Pair(row, columns[j].name, columns[k].name, float(both[row, j, k]))
+        Contradiction(row, columns[j].name, columns[k].name, float(both[row, j, k]))
         for row in range(n)
         for j, k in disjoint_pairs(both[row])
     ]

@@ -781,19 +781,22 @@ class EnergyOutlierDetector(
         degrees of freedom around its median, so that a value out of range is evidence even if no
         other column says anything of it. In a discrete column (up to 20 distinct values) the true
         entry is another level u, which has been replaced by v according to the frequencies m of the
-        levels,
+        levels, or in a tenth of the cases by a level that did not occur in `fit`,
 
         .. math::
-            c_j(x) = \log \sum_{u \ne v} p(u \mid x_{-j}) \frac{m_v}{1 - m_u}
+            c_j(x) = \log 0.9 + \log \sum_{u \ne v} p(u \mid x_{-j}) \frac{m_v}{1 - m_u}
                 - \log p(v \mid x_{-j}) ,
 
-        which for two levels are the log odds of the other one. If one entry of a row is wrong,
-        and each column is as likely to hold it, then :math:`e^{c_j}` is proportional to the
-        probability that it is that of column j. Columns that are independent of the others, and
+        where for two levels the last terms are the log odds of the other one. If one entry of a row
+        is wrong, and each column is as likely to hold it, then :math:`e^{c_j}` is proportional to
+        the probability that it is that of column j. Columns that are independent of the others, and
         have a usual value, have a contribution of about 0; agreement with the others makes it
-        negative. Two columns that contradict each other are both anomalous; they are found as a
-        pair in `Explanation.pairs`, if with the most probable value in one of them the contribution
-        of the other falls by half and by 2 nats. A missing entry has the contribution of
+        negative. Given a wrong entry, others are anomalous as well: if the evidence against one is
+        more than 3 nats above that against the others, their contributions are those of the row
+        with the most probable value in its place, for up to three entries one after the other.
+        Two columns that contradict each other are both anomalous; they are found as a pair in
+        `Explanation.pairs`, if with the most probable value in one of them the contribution of the
+        other falls by half and by 2 nats. A missing entry has the contribution of
         ``"imputation"``. The conditional density is computed by enumeration for a discrete column,
         and by quadrature over the range of the training rows for other columns (beyond it for rows
         that lie outside). The density is that of the estimator. That of the default estimator is

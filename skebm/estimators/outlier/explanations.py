@@ -20,7 +20,7 @@ LEAST_NATS = 2.0
 LEAST_SHARE = 0.5
 
 
-class Pair(NamedTuple):
+class Contradiction(NamedTuple):
     """Two columns of a row that contradict each other.
 
     Attributes
@@ -57,7 +57,7 @@ class Explanation:
         Names of the columns.
     unit : str
         Unit of the contributions; empty for a statistic of unknown units.
-    pairs : list of Pair
+    pairs : list of Contradiction
         Pairs of columns that contradict each other, of which either may be wrong: with the expected
         value in one of the two, the other is no longer anomalous. A tuple for each, with the number
         of the `row`, the names `first` and `second`, and the `contribution` in nats;
@@ -89,7 +89,7 @@ class Explanation:
     expected: np.ndarray | None
     feature_names: list[str]
     unit: str
-    pairs: list[Pair] = field(default_factory=list)
+    pairs: list[Contradiction] = field(default_factory=list)
 
     def to_frame(self, n_features: int | None = None) -> Any:
         """Columns of each row, the most anomalous first, as a data frame.
@@ -183,9 +183,7 @@ class Explanation:
     def _sentence(self, row: int, n_reasons: int) -> str:
         """Pairs and columns that are reasons, or that there are none."""
         contributions = self.contributions[row]
-        found = [
-            (pair.contribution, self._of_pair(pair)) for pair in self.pairs if pair.row == row
-        ]
+        found = [(pair.contribution, self._of_pair(pair)) for pair in self.pairs if pair.row == row]
         named = {name for pair in self.pairs if pair.row == row for name in pair[1:3]}
         least = LEAST_NATS
         if self.unit != NATS:
@@ -200,7 +198,7 @@ class Explanation:
         found.sort(key=lambda reason: -reason[0])
         return "; ".join(text for _, text in found[:n_reasons])
 
-    def _of_pair(self, pair: Pair) -> str:
+    def _of_pair(self, pair: Contradiction) -> str:
         """What contradicts what."""
         both = [
             f"{name} ({short(self.values[pair.row, self.feature_names.index(name)])})"
@@ -224,5 +222,5 @@ class Explanation:
         if math.isinf(contribution):
             return "impossible"
         if self.unit == NATS:
-            return f"{contribution:+.1f} nats"
+            return f"{contribution:+,.{int(abs(contribution) < 100)}f} nats"
         return f"contribution {short(contribution)}"

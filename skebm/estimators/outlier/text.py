@@ -63,4 +63,3 @@ def contrasted(value: Any, expected: Any) -> tuple[str, str]:
 def shorten(text: str) -> str:
     """A text, or its first letters if it is long."""
     return text if len(text) <= MAX_LETTERS else text[: MAX_LETTERS - 1] + "…"
-

@@ -43,7 +43,7 @@ def test_gaussians_in_closed_form(spread, scaled):
     detector = EnergyOutlierDetector(model.fit(X), prefit=True).fit(wide)
     rows = np.concatenate([X[:4], X[4:6] * 3, X[6:7] + [0, 2, 0, 0]])
     mean, sd, z = conditional(GaussianMixture(reg_covar=0).fit(X), rows)
-    found = detector.explain(rows)
+    found = detector.explain(rows, method="imputation")
     assert found.unit == "nats"
     inside = (mean - 5 * sd > wide.min(0)) & (mean + 5 * sd < wide.max(0))
     assert inside.sum() >= 20
@@ -58,7 +58,7 @@ def test_anomalies_that_agree_with_each_other():
     normal = GaussianMixture(reg_covar=0).fit(X)
     rows = X[:2] + [[8, 8, 0, 0], [-8, -8.5, 0, 0]]
     mean, sd, z = conditional(normal, rows)
-    found = EnergyOutlierDetector(normal, prefit=True).fit(X).explain(rows)
+    found = EnergyOutlierDetector(normal, prefit=True).fit(X).explain(rows, method="imputation")
     assert (np.abs(mean[:, :2]) > np.abs(X[:, :2]).max(0)).all()
     assert np.max(np.abs(found.expected - mean)[:, :2] / sd[:2]) < 0.05
     assert_allclose(found.contributions[:, :2], ((z**2 - 1) / 2)[:, :2], rtol=0.01, atol=0.05)
@@ -70,7 +70,7 @@ def test_mixtures_by_quadrature():
     X = np.concatenate([random.normal(-5, 1, (300, 2)), random.normal(5, 0.1, (300, 2))])
     model = GaussianMixture(2, random_state=0).fit(X)
     rows = np.array([[5, -5], [0, 0], [5, 5.0]])
-    found = EnergyOutlierDetector(model, prefit=True).fit(X).explain(rows)
+    found = EnergyOutlierDetector(model, prefit=True).fit(X).explain(rows, method="imputation")
     grid = np.linspace(-12, 12, 200_001)
     for i, row in enumerate(rows):
         line = np.column_stack([grid, np.full(len(grid), row[1])])
@@ -86,7 +86,7 @@ def test_bits_by_enumeration():
     X = binary_rows(200, 6)
     model = RBMEstimator(3, n_iter=30, random_state=0, dtype="float64").fit(X)
     rows = np.array([[1, 0, 1, 0, 1, 1], [1, 1, 1, 1, 1, 1], [0, 1, 1, 0, 0, 0]], dtype=float)
-    found = EnergyOutlierDetector(model, prefit=True).fit(X).explain(rows)
+    found = EnergyOutlierDetector(model, prefit=True).fit(X).explain(rows, method="imputation")
     for i, j in np.ndindex(rows.shape):
         pair = np.repeat(rows[i][None], 2, axis=0)
         pair[:, j] = 0, 1
@@ -248,7 +248,7 @@ def test_other_statistics_weigh_values_by_their_frequency():
 def test_rows_of_density_zero_whatever_the_column():
     X = np.random.default_rng(0).random((200, 2)) * 5
     detector = EnergyOutlierDetector(KernelDensity(kernel="tophat", bandwidth=0.5)).fit(X)
-    found = detector.explain(np.array([[50.0, 2.0], [50.0, 50.0]]))
+    found = detector.explain(np.array([[50.0, 2.0], [50.0, 50.0]]), method="imputation")
     assert_array_equal(found.contributions, [[np.inf, 0], [0, 0]])
     assert np.isnan(found.expected[1]).all()
 
@@ -256,7 +256,7 @@ def test_rows_of_density_zero_whatever_the_column():
 def test_what_explain_refuses():
     X = gaussian()
     detector = EnergyOutlierDetector(GaussianMixture()).fit(X)
-    with pytest.raises(ValueError, match="method='shap'.*'imputation'.*'score'"):
+    with pytest.raises(ValueError, match="method='shap'.*'auto', 'imputation' or 'score'"):
         detector.explain(X[:1], method="shap")
     with pytest.raises(ValueError, match="X has 2 features"):
         detector.explain(X[:1, :2])
