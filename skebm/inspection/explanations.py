@@ -29,11 +29,11 @@ INFINITE = 1.25
 class ExplanationDisplay:
     """Bar charts of the columns that make rows anomalous, a panel for each row.
 
-    Beside a bar are the name of the column, the value in the row, and the value that the model
-    expects given the other columns (under ``method="score"`` the value that the last step of a
-    pipeline sees, without an expected one). Bars of columns that are more anomalous than typical
-    point to the right. Each panel has its own axis. A bar with ∞ in it stands for an infinite
-    contribution: the row has density zero.
+    Beside a bar are the name of the column, the value in the row, the value that the model expects
+    given the other columns, and the column that it contradicts, if they are a pair (under
+    ``method="score"`` the value that the last step of a pipeline sees, without an expected one).
+    Bars of columns that are more anomalous than typical point to the right. Each panel has its own
+    axis. A bar with ∞ in it stands for an infinite contribution: the row has density zero.
 
     Parameters
     ----------
@@ -194,15 +194,21 @@ class ExplanationDisplay:
         ax.set_title(names[row], fontsize=SMALL + 1)
 
     def _label(self, row: int, j: int) -> str:
-        """Name of a column and its value, and below the expected value."""
+        """Name of a column and its value, and below the expected value and what it contradicts."""
         explanation = self.explanation
-        name = f"{shorten(str(explanation.feature_names[j]))} = {short(explanation.values[row, j])}"
+        value, own = explanation.values[row, j], str(explanation.feature_names[j])
+        name = f"{shorten(own)} = {short(value)}"
         if np.isnan(explanation.contributions[row, j]):
             return f"{name}\nnot explained"
         if explanation.expected is None:
             return name
-        expected = as_precise(explanation.expected[row, j], explanation.values[row, j])
-        return f"{name}\nexpected {short(expected)}"
+        expected = short(as_precise(explanation.expected[row, j], value))
+        others = [
+            shorten(str(pair.second if pair.first == own else pair.first))
+            for pair in explanation.pairs
+            if pair.row == row and own in (pair.first, pair.second)
+        ]
+        return f"{name}\nexpected {expected}" + "".join(f"\ncontradicts {o}" for o in others)
 
 
 def _check_number(n: int) -> None:

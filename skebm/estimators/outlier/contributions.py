@@ -35,8 +35,9 @@ Statistic = Callable[[Any], np.ndarray]
 # Columns of a row that may be part of a pair, the most anomalous ones; and how much more evidence
 # there may be for one of the two: with odds of more than 20 to 1, that one is wrong.
 MOST_IN_PAIRS, MOST_APART = 3, 3.0
-# Wrong entries of a row that others are freed from, one after the other.
-MOST_WRONG = 3
+# Wrong entries of a row that others are freed from, one after the other; and nats in favour of an
+# entry that are due to a wrong one rather than to entries that agree.
+MOST_WRONG, CERTAIN = 3, 20.0
 # Distance of quantiles in units of the standard deviation, of a normal distribution.
 SPREADS = ((0.25, 0.75, 1.35), (0.05, 0.95, 3.29), (0.0, 1.0, 4.0))
 # Bandwidth of the density of a column alone, in units of its spread: that of a thousand rows by
@@ -266,10 +267,10 @@ def free_of_wrong_entries(
 ) -> None:
     """Replace contributions that are due to a wrong entry by those of the row without it.
 
-    Given a wrong entry k, others are anomalous as well, or are thought to be certain. Where there
-    is so much more evidence against k, columns that say anything are computed again with the most
-    probable value in place of k, and then without the next wrong entry. Changes `contributions` and
-    what is `expected`; columns that are `done` have been replaced in X.
+    Given a wrong entry k, others are anomalous as well, or seem certain. Where there is so much
+    more evidence against k, these are computed again with the most probable value in place of k,
+    and then without the next wrong entry. Changes `contributions` and what is `expected`; columns
+    that are `done` have been replaced in X.
     """
     left = contributions.copy()
     left[:, list(done)] = -np.inf
@@ -281,7 +282,7 @@ def free_of_wrong_entries(
         own = contributions[rows]
         means, tops = ([values[rows] for values in each] for each in (expected, modes))
         gap = difference(own[:, [k]], own)
-        again = (gap > MOST_APART) & (np.abs(own) >= LEAST_NATS)
+        again = (gap > MOST_APART) & ((own >= LEAST_NATS) | (own <= -CERTAIN))
         again[:, list(done)] = False
         for j in np.flatnonzero(again.any(0)).tolist():
             some = np.flatnonzero(again[:, j])
