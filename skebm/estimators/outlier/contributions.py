@@ -70,9 +70,9 @@ def explain_by_evidence(
     found = [evidence(statistics, X, j, column) for j, column in enumerate(columns)]
     contributions = np.column_stack([column.contribution for column in found])
     modes = [column.mode for column in found]
-    pairs = contradictions(statistics, X, columns, contributions, modes)
     expected = [column.expected for column in found]
     free_of_wrong_entries(statistics, X, columns, contributions, expected, modes, ())
+    pairs = contradictions(statistics, X, columns, contributions, modes)
     return explanation_of(X, columns, contributions, expected, NATS, pairs)
 
 

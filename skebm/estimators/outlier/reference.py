@@ -18,6 +18,9 @@ from skebm.estimators.queries.tractable import TractableDensity
 
 # Most rows of the table, and most entries of its encoded columns, that the density is fitted to.
 MOST_ROWS, MOST_ENTRIES = 2000, 400_000
+# Share of them, the least likely by the model, that it is fitted without: those are the rows of the
+# table whose reasons are asked for, and a kernel at such a row would find it normal.
+LEFT_OUT = 0.05
 
 
 def encoded_rows(
@@ -29,17 +32,15 @@ def encoded_rows(
 ) -> dict[str, Any]:
     """A sample of the rows as the encoder of a fitted default model gives them, to fit to later.
 
-    The fraction `trimmed` of them that is least likely by the model is left out.
+    Without those that are least likely by the model, the fraction `LEFT_OUT` or that `trimmed`.
     """
     possible = np.arange(n_rows(X)) if weight is None else np.flatnonzero(weight)
     order = random.permutation(len(possible))[:MOST_ROWS]
     index = np.sort(possible[order])
     some = take_rows(X, index)
-    rows = np.asarray(model[:-1].transform(some), dtype=np.float64)
-    if trimmed:
-        value = measure("log_density", model, some)
-        kept = np.argsort(np.argsort(value)) >= round(trimmed * len(value))
-        rows, index = rows[kept], index[kept]
+    value = measure("log_density", model, some)
+    kept = np.argsort(np.argsort(value, kind="stable")) >= int(max(trimmed, LEFT_OUT) * len(value))
+    rows, index = np.asarray(model[:-1].transform(some), dtype=np.float64)[kept], index[kept]
     most = max(1, MOST_ENTRIES // max(1, rows.shape[1]))
     rows, index = rows[:: -(-len(rows) // most)], index[:: -(-len(rows) // most)]
     return {
