@@ -208,7 +208,7 @@ class ExplanationDisplay:
             for pair in explanation.pairs
             if pair.row == row and own in (pair.first, pair.second)
         ]
-        return f"{name}\nexpected {expected}" + "".join(f"\ncontradicts {o}" for o in others)
+        return f"{name}\nexpected {expected}" + "".join(f", contradicts {o}" for o in others)
 
 
 def _check_number(n: int) -> None:

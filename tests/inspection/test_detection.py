@@ -628,8 +628,8 @@ def test_pairs_are_beside_their_bars():
     first, second = ExplanationDisplay(explanation(pairs=pairs)).plot().axes_
     assert [tick.get_text() for tick in first.get_yticklabels()] == [
         "colour = red\nexpected blue",
-        "alcohol = 14.8\nexpected 12.9\ncontradicts weight",
-        "weight = 1235\nexpected 0.000123\ncontradicts alcohol",
+        "alcohol = 14.8\nexpected 12.9, contradicts weight",
+        "weight = 1235\nexpected 0.000123, contradicts alcohol",
     ]
     assert not any("contradicts" in tick.get_text() for tick in second.get_yticklabels())
 

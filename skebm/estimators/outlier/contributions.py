@@ -29,9 +29,6 @@ DEPTH = 12.0
 # Rows scored at a time.
 MAX_ROWS = 50_000
 
-Statistic = Callable[[Any], np.ndarray]
-
-
 # Columns of a row that may be part of a pair, the most anomalous ones; and how much more evidence
 # there may be for one of the two: with odds of more than 20 to 1, that one is wrong.
 MOST_IN_PAIRS, MOST_APART = 3, 3.0
@@ -45,6 +42,8 @@ SPREADS = ((0.25, 0.75, 1.35), (0.05, 0.95, 3.29), (0.0, 1.0, 4.0))
 BANDWIDTH = 0.27
 # Share of wrong entries of a discrete column that are levels which did not occur in `fit`.
 NEW_LEVEL = 0.1
+
+Statistic = Callable[[Any], np.ndarray]
 
 
 class Evidence(NamedTuple):
@@ -318,37 +317,42 @@ def contradictions(
     rank = np.argsort(np.argsort(-contributions, axis=1, kind="stable"), axis=1)
     asked = anomalous & (rank < MOST_IN_PAIRS)
     asked &= asked.sum(1, keepdims=True) > 1
-    n, d = contributions.shape
-    fall = np.full((n, d, d), -np.inf)
+    falls: dict[tuple[int, int, int], float] = {}
     for k in np.flatnonzero(asked.any(0)).tolist():
         rows = np.flatnonzero(asked[:, k])
         healed = with_mode(take_rows(X, rows), k, columns[k], modes[k][rows])
-        for j in np.flatnonzero(asked[rows].any(0)).tolist():
-            some = np.flatnonzero(asked[rows, j])
-            if j == k:
-                continue
+        gap = np.abs(difference(contributions[rows], contributions[rows][:, [k]]))
+        close = asked[rows] & (gap <= MOST_APART)
+        close[:, k] = False
+        for j in np.flatnonzero(close.any(0)).tolist():
+            some = np.flatnonzero(close[:, j])
             left = evidence(statistics, take_rows(healed, some), j, columns[j]).contribution
             before = contributions[rows[some], j]
-            with np.errstate(invalid="ignore"):
-                enough = (before - left >= LEAST_NATS) & (left <= before / 2)
-                fall[rows[some], j, k] = np.where(enough, before - left, -np.inf)
-    both = np.minimum(fall, fall.transpose(0, 2, 1))
-    apart = difference(contributions[:, :, None], contributions[:, None, :])
-    both[np.abs(apart) > MOST_APART] = -np.inf
-    return [
-        Contradiction(row, columns[j].name, columns[k].name, float(both[row, j, k]))
-        for row in range(n)
-        for j, k in disjoint_pairs(both[row])
+            fall = difference(before, left)
+            enough = (fall >= LEAST_NATS) & (left <= before / 2)
+            places = zip(rows[some][enough].tolist(), fall[enough].tolist(), strict=True)
+            falls |= {(row, j, k): value for row, value in places}
+    return disjoint_pairs(falls, [column.name for column in columns])
+
+
+def disjoint_pairs(
+    falls: dict[tuple[int, int, int], float], names: list[str]
+) -> list[Contradiction]:
+    """Pairs (row, j, k) that are there both ways, by their smaller value, without common columns.
+
+    In the order of the rows, and in a row the largest first.
+    """
+    both = [
+        (row, -min(value, falls[row, k, j]), j, k)
+        for (row, j, k), value in falls.items()
+        if j < k and (row, k, j) in falls
     ]
-
-
-def disjoint_pairs(value: np.ndarray) -> list[tuple[int, int]]:
-    """Pairs of a symmetric matrix with values above minus infinity, none with a common member."""
-    value, found = np.triu(value, 1) + np.where(np.tri(len(value), dtype=bool), -np.inf, 0.0), []
-    while value.size and value.max() > -np.inf:
-        j, k = (int(i) for i in np.unravel_index(value.argmax(), value.shape))
-        found.append((j, k))
-        value[[j, k]] = value[:, [j, k]] = -np.inf
+    found: list[Contradiction] = []
+    taken: set[tuple[int, int]] = set()
+    for row, value, j, k in sorted(both):
+        if not {(row, j), (row, k)} & taken:
+            taken |= {(row, j), (row, k)}
+            found.append(Contradiction(row, names[j], names[k], -value))
     return found
 
 

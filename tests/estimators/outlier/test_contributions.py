@@ -273,13 +273,16 @@ def test_one_wrong_entry_among_many_that_agree_is_no_pair():
 
 
 def test_pairs_have_no_common_member():
-    none = -np.inf
-    value = np.array(
-        [[none, 5, 4, none], [5, none, none, none], [4, none, none, 3], [none, none, 3, none]]
-    )
-    assert disjoint_pairs(value) == [(0, 1), (2, 3)]
-    assert disjoint_pairs(np.full((3, 3), none)) == []
-    assert disjoint_pairs(np.zeros((0, 0))) == []
+    both_ways = {(0, 1): (5, 6), (0, 2): (4, 9), (2, 3): (3, 3)}
+    falls = {(7, j, k): one for (j, k), (one, _) in both_ways.items()}
+    falls |= {(7, k, j): other for (j, k), (_, other) in both_ways.items()}
+    falls |= {(2, 1, 3): 2.0, (2, 3, 1): np.inf, (3, 0, 1): 8.0}  # the last one way only
+    assert disjoint_pairs(falls, list("abcd")) == [
+        (2, "b", "d", 2.0),
+        (7, "a", "b", 5),
+        (7, "c", "d", 3),
+    ]
+    assert disjoint_pairs({}, []) == []
 
 
 # ------------------------------------------------------------------------------
