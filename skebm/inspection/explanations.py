@@ -66,7 +66,7 @@ class ExplanationDisplay:
     >>> detector = EnergyOutlierDetector(density).fit(X[y == 0])
     >>> display = ExplanationDisplay.from_estimator(detector, X[y == 1][:2])
     >>> display.explanation.to_frame(1)["feature"].tolist()
-    ['flavanoids', 'nonflavanoid_phenols']
+    ['flavanoids', 'flavanoids']
 
     ``display.plot()`` draws it.
     """

@@ -80,8 +80,8 @@ class Explanation:
     'x2'
     >>> [(pair.row, pair.first, pair.second) for pair in found.pairs]
     [(1, 'x0', 'x1')]
-    >>> found.sentences()[1][:45]
-    'x0 (0.5) and x1 (3) contradict each other (+4'
+    >>> found.sentences()[1][:41]
+    'x0 (0.5) and x1 (3) contradict each other'
     """
 
     contributions: np.ndarray
