@@ -16,8 +16,8 @@ README = Path(__file__).parents[1] / "README.md"
 
 
 def draw(found):
-    """Histogram of the log densities, and why one row is anomalous, from the program's names."""
-    detector, row, score = found["detector"], found["most_anomalous"], found["log_density"]
+    """Histogram of the surprise, and why one row is anomalous, from the program's names."""
+    detector, row, score = found["detector"], found["most_anomalous"], found["score"]
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.6))
     left.hist(score, bins=40)
     left.axvline(detector.offset_, color="k", linestyle="--", linewidth=1)
@@ -25,7 +25,7 @@ def draw(found):
     left.text(detector.offset_ - 0.4, 40, "threshold\nof predict", **at)
     arrow = {"arrowprops": {"arrowstyle": "->", "color": "C1"}, "color": "C1"}
     left.annotate(f"row {row.index[0]}", (score.min(), 1), (score.min(), 12), **arrow)
-    left.set(xlabel="log p(x) in nats", ylabel="patients")
+    left.set(xlabel="minus surprise in nats", ylabel="patients")
     left.locator_params("x", nbins=6)
     reasons = detector.explain(row).to_frame(5)[::-1]
     values = reasons[["feature", "value", "expected"]].itertuples(index=False)

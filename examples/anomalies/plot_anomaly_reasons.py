@@ -3,7 +3,7 @@ Conformal anomaly detection with reasons: breast tumours
 ========================================================
 
 A density of normal rows ranks new ones, conformal p-values bound the rate
-of false alarms, and conditional imputation explains which columns make a
+of false alarms, and conditional densities explain which columns make a
 row anomalous.
 
 Data: 569 breast tumours, each described by 30 measurements of the cell
@@ -86,18 +86,25 @@ print(f"  of them benign:       {(selected & ~malignant).sum()}")
 print(f"malignant and missed:   {(~selected & malignant).sum()}")
 
 # %%
-# Explanations by conditional imputation
-# --------------------------------------
-# The contribution of a column is the expected rise of the log density, in
-# nats, when the column is drawn anew given the other 29. The table also
-# contains the value in the row and the value expected given the other
-# columns, in the units of the frame. A value can be anomalous without being
-# extreme: it is enough that it contradicts the others.
+# Explanations by column
+# ----------------------
+# The contribution of a column is the evidence, in nats, that its entry is
+# wrong: how much less likely it is given the other 29 than a wrong one
+# would be. The table also contains the value in the row and the value
+# expected given the other columns, in the units of the frame. A value can
+# be anomalous without being extreme: it is enough that it contradicts the
+# others.
 
 flagged = batch[selected].iloc[[0, 5, 10]]
 explained = detector.explain(flagged).to_frame(3)
 explained["row"] = flagged.index[explained["row"]]
 print(explained.round(3).to_string(index=False))
+
+# %%
+# The same in words:
+
+for sentence in detector.explain(flagged).sentences():
+    print(sentence)
 
 # %%
 # The same for two of the rows as a display:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, time
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from skebm._validation import check_is_fitted, n_rows
 from skebm.base.sampler import whole_number
 from skebm.estimators import Explanation
+from skebm.estimators.outlier.reasons.text import as_precise, short, shorten
 from skebm.inspection._drawing import NAVY, ORANGE, pyplot
 
 # More rows than this belong in a table.
@@ -21,7 +21,6 @@ N_SIDE = 2  # panels side by side
 # Inches: the width of a panel; the height of a bar, and of a panel without bars.
 WIDTH, BAR, FRAME = 4.6, 0.42, 0.95
 SMALL = 9  # points
-MAX_LETTERS = 28
 # Length of the bar of an infinite contribution in units of the longest finite one.
 INFINITE = 1.25
 
@@ -30,11 +29,11 @@ INFINITE = 1.25
 class ExplanationDisplay:
     """Bar charts of the columns that make rows anomalous, a panel for each row.
 
-    Beside a bar are the name of the column, the value in the row, and the value that the model
-    expects given the other columns (under ``method="score"`` the value that the last step of a
-    pipeline sees, without an expected one). Bars of columns that are more anomalous than typical
-    point to the right. Each panel has its own axis. A bar with ∞ in it stands for an infinite
-    contribution: the row has density zero.
+    Beside a bar are the name of the column, the value in the row, the value that the model expects
+    given the other columns, and the column that it contradicts, if they are a pair (under
+    ``method="score"`` the value that the last step of a pipeline sees, without an expected one).
+    Bars of columns that are more anomalous than typical point to the right. Each panel has its own
+    axis. A bar with ∞ in it stands for an infinite contribution: the row has density zero.
 
     Parameters
     ----------
@@ -67,7 +66,7 @@ class ExplanationDisplay:
     >>> detector = EnergyOutlierDetector(density).fit(X[y == 0])
     >>> display = ExplanationDisplay.from_estimator(detector, X[y == 1][:2])
     >>> display.explanation.to_frame(1)["feature"].tolist()
-    ['flavanoids', 'nonflavanoid_phenols']
+    ['flavanoids', 'flavanoids']
 
     ``display.plot()`` draws it.
     """
@@ -94,7 +93,7 @@ class ExplanationDisplay:
 
     @classmethod
     def from_estimator(
-        cls, detector: Any, X: Any, *, method: str = "imputation", n_features: int = 8
+        cls, detector: Any, X: Any, *, method: str = "auto", n_features: int = 8
     ) -> ExplanationDisplay:
         """Explain rows by a fitted detector.
 
@@ -105,7 +104,7 @@ class ExplanationDisplay:
         X : {array-like, sparse matrix, frame} of shape (n_samples, n_features)
             At most six rows. The titles of the panels are the index of a pandas frame, and show
             the p-values of a conformal detector.
-        method : {"imputation", "score"}, default="imputation"
+        method : {"auto", "imputation", "score"}, default="auto"
             As in :meth:`skebm.EnergyOutlierDetector.explain`.
         n_features : int, default=8
             Largest number of columns to draw for each row, the most anomalous ones.
@@ -195,56 +194,21 @@ class ExplanationDisplay:
         ax.set_title(names[row], fontsize=SMALL + 1)
 
     def _label(self, row: int, j: int) -> str:
-        """Name of a column and its value, and below the expected value."""
+        """Name of a column and its value, and below the expected value and what it contradicts."""
         explanation = self.explanation
-        name = (
-            f"{_shorten(str(explanation.feature_names[j]))} = {short(explanation.values[row, j])}"
-        )
+        value, own = explanation.values[row, j], str(explanation.feature_names[j])
+        name = f"{shorten(own)} = {short(value)}"
         if np.isnan(explanation.contributions[row, j]):
             return f"{name}\nnot explained"
         if explanation.expected is None:
             return name
-        expected = _alike(explanation.expected[row, j], explanation.values[row, j])
-        return f"{name}\nexpected {short(expected)}"
-
-
-def _alike(expected: Any, value: Any) -> Any:
-    """What is expected, as precise as the value: a boolean, or a day without the time."""
-    if isinstance(value, (bool, np.bool_)) and isinstance(expected, (float, np.floating)):
-        return expected if math.isnan(expected) else bool(round(float(expected)))
-    if _is_day(value) and _is_date(expected):
-        return expected.replace(hour=0, minute=0, second=0, microsecond=0)
-    return expected
-
-
-def _is_date(value: Any) -> bool:
-    """A date that is known: NaT of pandas is a datetime that differs from itself."""
-    return isinstance(value, datetime) and value == value
-
-
-def _is_day(value: Any) -> bool:
-    return _is_date(value) and value.time() == time.min
-
-
-def short(value: Any) -> str:
-    """A value in few letters: three digits of a number, a date, a string, shortened if long."""
-    if isinstance(value, (bool, np.bool_)):
-        return str(value)
-    if isinstance(value, datetime):
-        day = "%Y-%m-%d" if _is_day(value) else "%Y-%m-%d %H:%M"
-        return format(value, day) if _is_date(value) else "missing"
-    if not isinstance(value, (int, float, np.number)):
-        return "missing" if value is None else _shorten(str(value))
-    value = float(value)
-    if math.isnan(value):
-        return "missing"
-    if abs(value) < 1e6 and (abs(value) >= 1000 or value.is_integer()):
-        return f"{value:.0f}"
-    return f"{value:.3g}"
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= MAX_LETTERS else text[: MAX_LETTERS - 1] + "…"
+        expected = short(as_precise(explanation.expected[row, j], value))
+        others = [
+            shorten(str(pair.second if pair.first == own else pair.first))
+            for pair in explanation.pairs
+            if pair.row == row and own in (pair.first, pair.second)
+        ]
+        return f"{name}\nexpected {expected}" + "".join(f", contradicts {o}" for o in others)
 
 
 def _check_number(n: int) -> None:

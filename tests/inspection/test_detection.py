@@ -19,6 +19,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from skebm import EnergyOutlierDetector, Explanation, RBMEstimator
+from skebm.estimators.outlier.reasons.explanations import Contradiction
 from skebm.inspection import (
     DetectorROCDisplay,
     EnergyHistogramDisplay,
@@ -622,7 +623,30 @@ def test_only_infinite_contributions_and_none_expected():
     assert [bar.get_width() for bar in all_three.patches] == [1.25, 0.0, -1.25]
 
 
-@pytest.mark.parametrize("method", ["imputation", "score"])
+def test_pairs_are_beside_their_bars():
+    pairs = [Contradiction(0, "alcohol", "weight", 2.0)]
+    first, second = ExplanationDisplay(explanation(pairs=pairs)).plot().axes_
+    assert [tick.get_text() for tick in first.get_yticklabels()] == [
+        "colour = red\nexpected blue",
+        "alcohol = 14.8\nexpected 12.9, contradicts weight",
+        "weight = 1235\nexpected 0.000123, contradicts alcohol",
+    ]
+    assert not any("contradicts" in tick.get_text() for tick in second.get_yticklabels())
+
+
+def test_an_explanation_plots_itself(ax):
+    one = explanation(
+        contributions=np.array([[0.5, 4.0, -1.0]]), values=np.ones((1, 3)), expected=np.ones((1, 3))
+    )
+    display = one.plot(ax, n_features=2, row_names=["today"])
+    assert isinstance(display, ExplanationDisplay)
+    assert [bar.get_width() for bar in ax.patches] == [4.0, 0.5]
+    assert ax.get_title() == "today"
+    with pytest.raises(ValueError, match="n_features"):
+        one.plot(n_features=0)
+
+
+@pytest.mark.parametrize("method", ["auto", "imputation", "score"])
 def test_a_detector_explains_rows_by_name(detector, method):
     X = pd.DataFrame([[9.0, 0.0], [0.0, -7.0]], columns=["length", "width"], index=["a", "b"])
     display = ExplanationDisplay.from_estimator(detector, X, method=method, n_features=1).plot()
@@ -632,7 +656,7 @@ def test_a_detector_explains_rows_by_name(detector, method):
     names = [ax.get_yticklabels()[0].get_text() for ax in display.axes_]
     assert names[0].startswith("length = 9")
     assert names[1].startswith("width = -7")
-    assert ("expected" in names[0]) == (method == "imputation")
+    assert ("expected" in names[0]) == (method != "score")
     p = detector.p_values(X)
     assert [ax.get_title() for ax in display.axes_] == [
         f"row {name}, p = {value:.2g}" for name, value in zip("ab", p, strict=True)
@@ -676,6 +700,8 @@ def test_no_text_overlaps(detector):
         (np.float32(0.125), "0.125"),
         (-1234.5, "-1234"),
         (12345678.0, "1.23e+07"),
+        (23_400.4, "23,400"),
+        (pd.NA, "missing"),
         (np.inf, "inf"),
         (np.nan, "missing"),
         (None, "missing"),

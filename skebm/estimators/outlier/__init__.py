@@ -2,8 +2,8 @@
 
 from skebm.estimators.outlier.detector import EnergyOutlierDetector
 from skebm.estimators.outlier.ensembles import OutlierEnsemble, merge_p_values
-from skebm.estimators.outlier.explanations import Explanation
 from skebm.estimators.outlier.product import ProductOfDensities
+from skebm.estimators.outlier.reasons.explanations import Explanation
 from skebm.estimators.outlier.streams import ColumnDrift, StreamMonitor, StreamUpdate
 from skebm.estimators.outlier.surprise import RowSurprise
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from copy import deepcopy
 from numbers import Integral, Real
@@ -50,11 +51,6 @@ from skebm.estimators.outlier.columns import (
     numeric_columns,
     summarise_columns,
 )
-from skebm.estimators.outlier.explanations import (
-    Explanation,
-    explain_by_imputation,
-    explain_by_score,
-)
 from skebm.estimators.outlier.fitting import (
     Copies,
     Split,
@@ -66,6 +62,14 @@ from skebm.estimators.outlier.fitting import (
     params_of_default,
     random_split,
 )
+from skebm.estimators.outlier.reasons.contributions import (
+    Statistic,
+    explain_by_evidence,
+    explain_by_imputation,
+    explain_by_score,
+)
+from skebm.estimators.outlier.reasons.explanations import Explanation
+from skebm.estimators.outlier.reasons.reference import encoded_rows, sharp_density
 from skebm.estimators.outlier.statistics import (
     STATISTICS,
     check_offers,
@@ -273,6 +277,8 @@ class EnergyOutlierDetector(
     estimators_: list[Any]
     _threshold: Threshold
     _columns: list[Column] | None
+    # Rows, and the density that is fitted to them when reasons are first asked for.
+    _reference: dict[str, Any] | None
 
     _parameter_constraints: dict = {
         "estimator": [HasMethods(["fit", "get_params"]), None],
@@ -378,6 +384,11 @@ class EnergyOutlierDetector(
         values = for_each_model(calls, "threshold", self.n_jobs, self.verbose)
         self.estimators_ = models
         self._columns = summarise_columns(X, text_is_dates=self.estimator is None)
+        self._reference = None
+        if self.estimator is None:
+            n_fitted = sum(n_rows(X) - (0 if held is None else len(held)) for held in held_out)
+            share = self.n_trimmed_ / n_fitted
+            self._reference = encoded_rows(models[0], X, weight, share, random)
         self._fitted_params = {
             name: getattr(self, name) for name in ("method", "contamination")
         } | {"statistic": statistic}
@@ -777,8 +788,43 @@ class EnergyOutlierDetector(
         self._check_rows(X)
         return float(np.mean([pessimistic_log_likelihood(m, X) for m in self.estimators_]))
 
-    def explain(self, X: Any, *, method: str = "imputation") -> Explanation:
-        r"""Explain which columns make rows anomalous.
+    def explain(self, X: Any, *, method: str = "auto") -> Explanation:
+        r"""Explain which columns make rows anomalous, and which contradict each other.
+
+        ``"auto"``: the evidence in nats that the entry of column j is wrong, which is the log of
+        the Bayes factor of two hypotheses, that it was replaced by a wrong entry, with density q,
+        and that it belongs to the row,
+
+        .. math::
+            c_j(x) = \log q_j(x_j) - \log p(x_j \mid x_{-j}) .
+
+        A wrong entry of a continuous column is as likely to be that of another row as to be from
+        anywhere: q is half the density of the column alone, and half that of Student's t with two
+        degrees of freedom around its median, so that a value out of range is evidence even if no
+        other column says anything of it. In a discrete column (up to 20 distinct values) the true
+        entry is another level u, which has been replaced by v according to the frequencies m of the
+        levels, or in a tenth of the cases by a level that did not occur in `fit`,
+
+        .. math::
+            c_j(x) = \log 0.9 + \log \sum_{u \ne v} p(u \mid x_{-j}) \frac{m_v}{1 - m_u}
+                - \log p(v \mid x_{-j}) ,
+
+        where for two levels the last terms are the log odds of the other one. If one entry of a row
+        is wrong, and each column is as likely to hold it, then :math:`e^{c_j}` is proportional to
+        the probability that it is that of column j. Columns that are independent of the others, and
+        have a usual value, have a contribution of about 0; agreement with the others makes it
+        negative. Given a wrong entry, others are anomalous as well: if the evidence against one is
+        more than 3 nats above that against the others, their contributions are those of the row
+        with the most probable value in its place, for up to three entries one after the other.
+        Two columns that contradict each other are both anomalous; they are found as a pair in
+        `Explanation.pairs`, if with the most probable value in one of them the contribution of the
+        other falls by half and by 2 nats. A missing entry has the contribution of
+        ``"imputation"``. The conditional density is computed by enumeration for a discrete column,
+        and by quadrature over the range of the training rows for other columns (beyond it for rows
+        that lie outside). The density is that of the estimator. That of the default estimator is
+        smooth, and its contributions are averaged with those of a :class:`TractableDensity` of the
+        encoded columns, which is fitted to at most 2,000 training rows when reasons are first asked
+        for, in some seconds.
 
         ``"imputation"``: the expected increase of the log density of a row, in nats, when column j
         is redrawn given the others,
@@ -786,15 +832,13 @@ class EnergyOutlierDetector(
         .. math::
             c_j(x) = \mathrm E_{p(v \mid x_{-j})}[\log p(v, x_{-j})] - \log p(x) .
 
-        The conditional density is computed by enumeration for a column with up to 20 distinct
-        values, and by quadrature over the range of the training rows for other columns (beyond it
-        for rows that lie outside). For a Gaussian the contribution is (z^2 - 1) / 2, where z is the
-        distance of x_j from its conditional mean in conditional standard deviations, so 4 is large;
-        for typical columns it is slightly negative. If two columns contradict each other, both have
-        a high contribution. The method needs one to 160 evaluations of the density per column and
-        row, so explain only the rows that were flagged. If the statistic is not a log density
-        (another one was chosen, or the estimator is an outlier detector of scikit-learn), columns
-        are drawn from their marginal distribution in the rows of `fit`.
+        For a Gaussian this is (z^2 - 1) / 2, where z is the distance of x_j from its conditional
+        mean in conditional standard deviations. If the statistic is not a log density (another one
+        was chosen, or the estimator is an outlier detector of scikit-learn), ``"auto"`` is this
+        method, and columns are drawn from their marginal distribution in the rows of `fit`.
+
+        Both methods need one to 160 evaluations of a density per column and row, so explain only
+        the rows that were flagged.
 
         ``"score"``: the squared components of grad log p, in the units of the input to the last
         step of a pipeline. They are cheap to compute, and their sum is the square of the norm that
@@ -804,27 +848,48 @@ class EnergyOutlierDetector(
         ----------
         X : {array-like, sparse matrix, frame} of shape (n_samples, n_features)
             A few rows.
-        method : {"imputation", "score"}, default="imputation"
+        method : {"auto", "imputation", "score"}, default="auto"
 
         Returns
         -------
         Explanation
             With contributions of shape (n_samples, n_features), higher for more anomalous columns,
-            and the expected values; ``.to_frame(3)`` is a table of the three most anomalous
-            columns of each row.
+            the expected values, and pairs; ``.to_frame(3)`` is a table of the three most anomalous
+            columns of each row, ``.sentences()`` says it in words, ``.plot()`` draws bars.
+
+        Notes
+        -----
+        Of normal rows of 18 sets of ADBench in which one entry was replaced by that of another row,
+        `contributions` has the highest value in that column in 58 % (``"auto"``), and in 46 %
+        (``"imputation"``).
         """
-        if method not in ("imputation", "score"):
-            raise ValueError(f"method={method!r} must be 'imputation' or 'score'.")
+        if method not in ("auto", "imputation", "score"):
+            raise ValueError(f"method={method!r} must be 'auto', 'imputation' or 'score'.")
         self._check_rows(X)
         if method == "score":
             return explain_by_score(self.estimators_, X)
-        statistic = self._param("statistic")
-        if statistic == "surprise":  # whose density has conditional distributions
-            statistic = "log_density"
-        in_nats = all(map(scores_are_nats, self.estimators_))
-        return explain_by_imputation(
-            lambda rows: np.mean([measure(statistic, m, rows) for m in self.estimators_], axis=0),
-            X,
-            self._columns,
-            conditional=statistic == "log_density" and in_nats,
+        conditional = self._statistic_of_reasons() == "log_density" and all(
+            map(scores_are_nats, self.estimators_)
         )
+        if method == "auto" and conditional:
+            return explain_by_evidence(self._log_densities_of_reasons(), X, self._columns)
+        return explain_by_imputation(
+            self._mean_statistic, X, self._columns, conditional=conditional
+        )
+
+    def _statistic_of_reasons(self) -> Any:
+        """That of explanations: a density has conditional distributions, surprise has none."""
+        statistic = self._param("statistic")
+        return "log_density" if statistic == "surprise" else statistic
+
+    def _mean_statistic(self, X: Any) -> np.ndarray:
+        """Mean of the statistic of explanations over the estimators, (n,)."""
+        statistic = self._statistic_of_reasons()
+        return np.mean([measure(statistic, model, X) for model in self.estimators_], axis=0)
+
+    def _log_densities_of_reasons(self) -> list[Statistic]:
+        """The log density of the estimator, and a sharper one beside that of the default."""
+        if self._reference is None:
+            return [self._mean_statistic]
+        sharp = sharp_density(self, self._reference, self.estimators_[0])
+        return [self._mean_statistic, functools.partial(measure, "log_density", sharp)]

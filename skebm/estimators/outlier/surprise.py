@@ -46,7 +46,7 @@ MOSTLY_UNIQUE = 0.5
 RELATIVE_TOLERANCE = 2.0**-22
 
 
-class Tail(NamedTuple):
+class RankTail(NamedTuple):
     """How rare values as low as a given one are among held-out rows, in nats.
 
     Attributes
@@ -65,7 +65,7 @@ class Tail(NamedTuple):
     scale: float
 
     @classmethod
-    def fit(cls, values: np.ndarray, weight: np.ndarray) -> Tail:
+    def fit(cls, values: np.ndarray, weight: np.ndarray) -> RankTail:
         """Of values of held-out rows, (n,) each; those that are not finite count as the lowest."""
         finite = np.isfinite(values)
         if not finite.any():
@@ -365,7 +365,7 @@ class RowSurprise(
         self._nearest = NearestRow.fit(_some(X, MOST_NEAR, random))
         remembered = _numbers(len(X), MOST_REMEMBERED, random)
         self._unseen = UnseenValues.fit(X[remembered], w[remembered])
-        found: list[Parts] = []
+        found: list[Views] = []
         for task, (train, test) in zip(tasks[1:], folds, strict=True):
             fold = clone(model)
             if isinstance(fold, ProductOfDensities):  # its weights would need folds of their own
@@ -375,13 +375,13 @@ class RowSurprise(
                 fold.fit(X[train], **kind)
             nearest = NearestRow.fit(_some(X[train], MOST_NEAR, random))
             nearest = nearest._replace(offset=self._nearest.offset)
-            found.append(Parts.of(fold, nearest, X[test]))
+            found.append(Views.of(fold, nearest, X[test]))
         held_out = np.concatenate([test for _, test in folds]) if folds else np.arange(len(X))
         self.n_held_out_ = len(held_out) if folds else 0
-        own = Parts.of(self.density_, self._nearest, X[held_out])
-        parts = Parts(*map(np.concatenate, zip(*found, strict=True))) if found else own
+        own = Views.of(self.density_, self._nearest, X[held_out])
+        parts = Views(*map(np.concatenate, zip(*found, strict=True))) if found else own
         self._tails, self._own_tails = (
-            [Tail.fit(values, w[held_out]) for values in one.values.T] for one in (parts, own)
+            [RankTail.fit(values, w[held_out]) for values in one.values.T] for one in (parts, own)
         )
         values = -self._surprise_of_parts(parts, X[held_out])
         self.offset_ = -upper_quantile(-values, TAIL, w[held_out])
@@ -397,7 +397,7 @@ class RowSurprise(
             set_seeds(model, random)
         return model
 
-    def _surprise_of_parts(self, parts: Parts, X: np.ndarray) -> np.ndarray:
+    def _surprise_of_parts(self, parts: Views, X: np.ndarray) -> np.ndarray:
         mean = _mean_surprise(self._tails, parts.values)
         if parts.itself.any():
             mean[parts.itself] = _mean_surprise(self._own_tails, parts.values[parts.itself])
@@ -425,7 +425,7 @@ class RowSurprise(
     def _scores(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, reset=False)
-        return -self._surprise_of_parts(Parts.of(self.density_, self._nearest, X), X)
+        return -self._surprise_of_parts(Views.of(self.density_, self._nearest, X), X)
 
     def decision_function(self, X: Any) -> np.ndarray:
         """`score_samples` minus `offset_`: negative for outliers.
@@ -454,20 +454,20 @@ class RowSurprise(
         return np.where(self.decision_function(X) >= 0, 1, -1)
 
 
-def _mean_surprise(tails: list[Tail], values: np.ndarray) -> np.ndarray:
+def _mean_surprise(tails: list[RankTail], values: np.ndarray) -> np.ndarray:
     pairs = zip(tails, values.T, strict=True)
     found: np.ndarray = np.mean([tail.surprise(value) for tail, value in pairs], axis=0)
     return found
 
 
-class Parts(NamedTuple):
+class Views(NamedTuple):
     """What experts and the nearest row say of rows, higher for normal ones, (n, K + 1)."""
 
     values: np.ndarray
     itself: np.ndarray
 
     @classmethod
-    def of(cls, density: Any, nearest: NearestRow, X: np.ndarray) -> Parts:
+    def of(cls, density: Any, nearest: NearestRow, X: np.ndarray) -> Views:
         """Of each row of X; `itself` says which are rows of the table."""
         experts = (
             density.experts_.values() if isinstance(density, ProductOfDensities) else [density]

@@ -9,7 +9,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.mixture import GaussianMixture
 
 from skebm import EnergyOutlierDetector, ProductOfDensities, RowSurprise
-from skebm.estimators.outlier.surprise import NearestRow, Tail, UnseenValues
+from skebm.estimators.outlier.surprise import NearestRow, RankTail, UnseenValues
 from tests.support.checks import parametrize_with_checks
 from tests.support.tiers import full
 
@@ -30,7 +30,7 @@ def of_table(n, seed=0):
 
 def test_a_tail_is_the_share_of_held_out_rows_and_exponential_beyond_a_tenth():
     values = np.random.default_rng(0).permutation(np.arange(99.0))
-    tail = Tail.fit(values, np.ones(99))
+    tail = RankTail.fit(values, np.ones(99))
     assert_allclose(tail.surprise(np.array([49.0, 98.0, 1e9])), [-math.log(0.51), 0, 0])
     edge = 8.0  # nine of 99 rows and the new one are at most that high
     scale = np.mean(edge - np.arange(8))
@@ -44,13 +44,13 @@ def test_weights_of_held_out_rows_are_copies_up_to_the_new_row():
     values, weight = random.normal(size=400), random.integers(1, 4, 400).astype(float)
     copies = np.repeat(values, weight.astype(int))
     x = np.linspace(-4, 3, 50)
-    one, other = Tail.fit(values, weight), Tail.fit(copies, np.ones(len(copies)))
+    one, other = RankTail.fit(values, weight), RankTail.fit(copies, np.ones(len(copies)))
     assert_allclose(one.surprise(x), other.surprise(x), atol=0.03)
 
 
 @pytest.mark.parametrize("values", [[-np.inf, -np.inf], [2.0, 2.0, 2.0], [-np.inf, 0.0]])
 def test_tails_of_hardly_any_values(values):
-    tail = Tail.fit(np.array(values), np.ones(len(values)))
+    tail = RankTail.fit(np.array(values), np.ones(len(values)))
     found = tail.surprise(np.array([-5.0, 0.0, 2.0, 9.0]))
     assert np.isfinite(found).all()
     assert (np.diff(found) <= 0).all()

@@ -37,7 +37,6 @@ from skebm.estimators.outlier.ensembles.members import (
 )
 from skebm.estimators.outlier.ensembles.merging import MEANS
 from skebm.estimators.outlier.ensembles.ranks import RankCalibration
-from skebm.estimators.outlier.explanations import Explanation, explain_by_imputation
 from skebm.estimators.outlier.fitting import (
     LEAST_ROWS,
     Copies,
@@ -47,6 +46,8 @@ from skebm.estimators.outlier.fitting import (
     n_calibration_rows,
     random_split,
 )
+from skebm.estimators.outlier.reasons.contributions import explain_by_imputation
+from skebm.estimators.outlier.reasons.explanations import Explanation
 from skebm.estimators.outlier.statistics import measure
 from skebm.estimators.outlier.thresholds import DEFAULT_LEVEL
 from skebm.training.streams import SourceMixin, open_table, table_or_header
@@ -82,8 +83,8 @@ class OutlierEnsemble(
         (``novelty=True`` for local outlier factors), of PyOD (any that derives from its
         `BaseDetector`) and of skebm, and pipelines that end in one. They are cloned; their
         parameters are set as ``<name>__<parameter>``. A :class:`sklearn.frozen.FrozenEstimator` is
-        used as it is, and must not have been fitted to these rows. None, for any frame: the default
-        of :class:`EnergyOutlierDetector`, ``"surprise"``, and after :class:`TableEncoder` a Gaussian
+        used as it is, and must not have been fitted to these rows. None, for any frame: that of
+        :class:`EnergyOutlierDetector`, ``"surprise"``, and after :class:`TableEncoder` a Gaussian
         mixture, ``"mixture"``, and local outlier factors of columns in units of their standard
         deviations, ``"neighbours"``.
     merge : {"geometric", "mean", "harmonic", "minimum"}, default="geometric"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ from sklearn.preprocessing import StandardScaler
 
 from skebm._densities import last_step, scores_are_nats
 from skebm.estimators.outlier.columns import Column
-from skebm.estimators.outlier.explanations import Explanation, explain_by_imputation
 from skebm.estimators.outlier.fitting import default_estimator
+from skebm.estimators.outlier.reasons.contributions import explain_by_evidence
+from skebm.estimators.outlier.reasons.explanations import Explanation
 from skebm.estimators.outlier.statistics import STATISTICS, default_statistic, measure
 from skebm.estimators.queries.tractable import TractableDensity
 from skebm.estimators.tables.encoding import TableEncoder
@@ -40,8 +42,9 @@ def is_pyod_detector(estimator: Any) -> bool:
 def normality(estimator: Any, X: Any) -> np.ndarray:
     """Score of each row by a density or a detector of any package, higher for normal ones, (n,).
 
-    It is minus the surprise (:class:`RowSurprise`), log p(x) up to a constant, the `score_samples` or the `decision_function` of a detector of
-    scikit-learn, or minus the `decision_function` of one of PyOD.
+    It is minus the surprise (:class:`RowSurprise`), log p(x) up to a constant, the `score_samples`
+    or the `decision_function` of a detector of scikit-learn, or minus the `decision_function` of
+    one of PyOD.
     """
     _, final = last_step(estimator, into_detectors=False)
     if is_pyod_detector(final):
@@ -79,6 +82,5 @@ def explain_by_member(member: Any, X: Any, columns: list[Column] | None) -> Expl
         return None
     if not scores_are_nats(member):
         return None
-    return explain_by_imputation(
-        lambda rows: measure("log_density", member, rows), X, columns, conditional=True
-    )
+    log_density = functools.partial(measure, "log_density", member)
+    return explain_by_evidence([log_density], X, columns)

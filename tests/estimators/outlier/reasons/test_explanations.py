@@ -13,7 +13,8 @@ from sklearn.neighbors import KernelDensity
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
 
-from skebm import EnergyOutlierDetector, RBMEstimator
+from skebm import EnergyOutlierDetector, Explanation, RBMEstimator
+from skebm.estimators.outlier.reasons.explanations import Contradiction
 from tests.support.tables import binary_rows
 
 
@@ -43,7 +44,7 @@ def test_gaussians_in_closed_form(spread, scaled):
     detector = EnergyOutlierDetector(model.fit(X), prefit=True).fit(wide)
     rows = np.concatenate([X[:4], X[4:6] * 3, X[6:7] + [0, 2, 0, 0]])
     mean, sd, z = conditional(GaussianMixture(reg_covar=0).fit(X), rows)
-    found = detector.explain(rows)
+    found = detector.explain(rows, method="imputation")
     assert found.unit == "nats"
     inside = (mean - 5 * sd > wide.min(0)) & (mean + 5 * sd < wide.max(0))
     assert inside.sum() >= 20
@@ -58,7 +59,7 @@ def test_anomalies_that_agree_with_each_other():
     normal = GaussianMixture(reg_covar=0).fit(X)
     rows = X[:2] + [[8, 8, 0, 0], [-8, -8.5, 0, 0]]
     mean, sd, z = conditional(normal, rows)
-    found = EnergyOutlierDetector(normal, prefit=True).fit(X).explain(rows)
+    found = EnergyOutlierDetector(normal, prefit=True).fit(X).explain(rows, method="imputation")
     assert (np.abs(mean[:, :2]) > np.abs(X[:, :2]).max(0)).all()
     assert np.max(np.abs(found.expected - mean)[:, :2] / sd[:2]) < 0.05
     assert_allclose(found.contributions[:, :2], ((z**2 - 1) / 2)[:, :2], rtol=0.01, atol=0.05)
@@ -70,7 +71,7 @@ def test_mixtures_by_quadrature():
     X = np.concatenate([random.normal(-5, 1, (300, 2)), random.normal(5, 0.1, (300, 2))])
     model = GaussianMixture(2, random_state=0).fit(X)
     rows = np.array([[5, -5], [0, 0], [5, 5.0]])
-    found = EnergyOutlierDetector(model, prefit=True).fit(X).explain(rows)
+    found = EnergyOutlierDetector(model, prefit=True).fit(X).explain(rows, method="imputation")
     grid = np.linspace(-12, 12, 200_001)
     for i, row in enumerate(rows):
         line = np.column_stack([grid, np.full(len(grid), row[1])])
@@ -86,7 +87,7 @@ def test_bits_by_enumeration():
     X = binary_rows(200, 6)
     model = RBMEstimator(3, n_iter=30, random_state=0, dtype="float64").fit(X)
     rows = np.array([[1, 0, 1, 0, 1, 1], [1, 1, 1, 1, 1, 1], [0, 1, 1, 0, 0, 0]], dtype=float)
-    found = EnergyOutlierDetector(model, prefit=True).fit(X).explain(rows)
+    found = EnergyOutlierDetector(model, prefit=True).fit(X).explain(rows, method="imputation")
     for i, j in np.ndindex(rows.shape):
         pair = np.repeat(rows[i][None], 2, axis=0)
         pair[:, j] = 0, 1
@@ -248,7 +249,7 @@ def test_other_statistics_weigh_values_by_their_frequency():
 def test_rows_of_density_zero_whatever_the_column():
     X = np.random.default_rng(0).random((200, 2)) * 5
     detector = EnergyOutlierDetector(KernelDensity(kernel="tophat", bandwidth=0.5)).fit(X)
-    found = detector.explain(np.array([[50.0, 2.0], [50.0, 50.0]]))
+    found = detector.explain(np.array([[50.0, 2.0], [50.0, 50.0]]), method="imputation")
     assert_array_equal(found.contributions, [[np.inf, 0], [0, 0]])
     assert np.isnan(found.expected[1]).all()
 
@@ -256,10 +257,87 @@ def test_rows_of_density_zero_whatever_the_column():
 def test_what_explain_refuses():
     X = gaussian()
     detector = EnergyOutlierDetector(GaussianMixture()).fit(X)
-    with pytest.raises(ValueError, match="method='shap'.*'imputation'.*'score'"):
+    with pytest.raises(ValueError, match="method='shap'.*'auto', 'imputation' or 'score'"):
         detector.explain(X[:1], method="shap")
     with pytest.raises(ValueError, match="X has 2 features"):
         detector.explain(X[:1, :2])
     bits = EnergyOutlierDetector(RBMEstimator(2, n_iter=1)).fit(binary_rows())
     with pytest.raises(TypeError, match="No derivatives of log p are known"):
         bits.explain(binary_rows()[:1], method="score")
+
+
+# ------------------------------------------------------------------------------
+# Sentences
+# ------------------------------------------------------------------------------
+
+
+def explanation(**changes):
+    parts = {
+        "contributions": np.array([[8.21, 5.3, 4.9, 0.2], [1.9, -3.0, 0.5, 0.0]]),
+        "values": np.array([[91_000.0, 31, 25, None], [1.0, 2, 3, "red"]], dtype=object),
+        "expected": np.array([[23_400.2, 50, 5, "blue"], [1.0, 2, 3, "red"]], dtype=object),
+        "feature_names": ["income", "age", "tenure", "colour"],
+        "unit": "nats",
+    }
+    return Explanation(**(parts | changes))
+
+
+def test_sentences_name_columns_by_their_contribution():
+    assert explanation().sentences() == [
+        "income is 91,000 where 23,400 is expected given the other columns (+8.2 nats); "
+        "age is 31 where 50 is expected given the other columns (+5.3 nats); "
+        "tenure is 25 where 5 is expected given the other columns (+4.9 nats)",
+        "no column stands out",
+    ]
+    (first, _) = explanation().sentences(1)
+    assert first == "income is 91,000 where 23,400 is expected given the other columns (+8.2 nats)"
+    with pytest.raises(ValueError, match="n_reasons"):
+        explanation().sentences(0)
+
+
+def test_a_pair_replaces_its_columns():
+    pairs = [Contradiction(0, "age", "tenure", 4.42)]
+    assert explanation(pairs=pairs).sentences()[0] == (
+        "income is 91,000 where 23,400 is expected given the other columns (+8.2 nats); "
+        "age (31) and tenure (25) contradict each other (+4.4 nats)"
+    )
+    assert explanation(pairs=pairs).sentences()[1] == "no column stands out"
+    assert pd.DataFrame(pairs).columns.tolist() == ["row", "first", "second", "contribution"]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "text"),
+    [
+        (None, 23_400.0, "x is missing where 23,400 is expected given the other columns"),
+        (pd.NA, "blue", "x is missing where blue is expected given the other columns"),
+        (1.23456, 1.23402, "x is 1.2346 where 1.234 is expected given the other columns"),
+        (2019.0, 2024.4, "x is 2019 where 2024 is expected given the other columns"),
+        (True, 0.2, "x is True where False is expected given the other columns"),
+        ("red", "red", "x is red"),
+        (5.0, np.nan, "x is 5"),
+        (
+            pd.Timestamp("2025-01-03"),
+            pd.Timestamp("2024-12-16 13:33"),
+            "x is 2025-01-03 where 2024-12-16 is expected given the other columns",
+        ),
+    ],
+)
+def test_values_in_sentences(value, expected, text):
+    parts = {"values": np.empty((1, 1), dtype=object), "expected": np.empty((1, 1), dtype=object)}
+    parts["values"][0, 0], parts["expected"][0, 0] = value, expected
+    found = explanation(contributions=np.array([[1234.5]]), feature_names=["x"], **parts)
+    assert found.sentences() == [f"{text} (+1,234 nats)"]
+
+
+def test_sentences_of_other_units():
+    contributions = np.array([[0.2, 0.15, 0.05, -1.0], [-1.0, -2.0, 0.0, np.nan]])
+    other = explanation(contributions=contributions, unit="")
+    assert other.sentences() == [
+        "income is 91,000 where 23,400 is usual (contribution 0.2); "
+        "age is 31 where 50 is usual (contribution 0.15)",
+        "no column stands out",
+    ]
+    squared = explanation(contributions=contributions, unit="squared gradient", expected=None)
+    assert squared.sentences(1)[0] == "income is 91,000 (contribution 0.2)"
+    infinite = explanation(contributions=np.array([[np.inf, 1.0, 1.0, 1.0]] * 2))
+    assert infinite.sentences()[0].endswith("given the other columns (impossible)")

@@ -1,0 +1,1 @@
+"""Which columns make a row anomalous, in nats, in words and beside each other."""
