@@ -8,7 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 
-from skebm._validation import column_of, distinct_numbers_of, is_frame, n_rows, take_rows
+from skebm._validation import (
+    MOST_COPIES,
+    column_of,
+    distinct_numbers_of,
+    is_frame,
+    n_rows,
+    take_rows,
+)
 from skebm.estimators.tables.columns import as_table, column_names, is_present, present_values
 from skebm.estimators.tables.encoding import days_for_dates
 from skebm.estimators.tables.encoding.dates import DATES, days_of_column, read_times
@@ -124,7 +131,8 @@ def distinct_rows_of(X: Any) -> tuple[np.ndarray, np.ndarray]:
     """Numbers of the first of each set of equal rows, and for each row which set it is.
 
     Rows that are no dense two-dimensional table in memory are taken to differ, and so are those
-    whose columns have few values each.
+    whose columns have few values each, and those that occur very often beside the rarest ones: they
+    are values that recur, also among new rows.
     """
     n, shape = n_rows(X), X.shape if hasattr(X, "shape") else np.shape(X)
     if sp.issparse(X) or len(shape) != 2 or is_large(X):
@@ -136,7 +144,13 @@ def distinct_rows_of(X: Any) -> tuple[np.ndarray, np.ndarray]:
     # Rows of bits and levels recur without being copies.
     if all(len(np.unique(column)) <= MAX_LEVELS for column in codes.T):
         return np.arange(n), np.arange(n)
-    return distinct_numbers_of(codes)
+    first, member = distinct_numbers_of(codes)
+    count = np.bincount(member)
+    recurs = (count > MOST_COPIES * count.min())[member]
+    if recurs.any():
+        each = np.where(recurs, len(first) + np.arange(n), member)
+        _, first, member = np.unique(each, return_index=True, return_inverse=True)
+    return first, member
 
 
 def _codes(column: Any) -> np.ndarray:

@@ -11,7 +11,7 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.metrics import roc_auc_score
 from sklearn.mixture import GaussianMixture
 
-from skebm import EnergyOutlierDetector, ProductOfDensities, TractableDensity
+from skebm import EnergyOutlierDetector, OutlierEnsemble, ProductOfDensities, TractableDensity
 from tests.support.tiers import full, leading
 
 
@@ -224,3 +224,38 @@ def test_bad_trims():
     with pytest.warns(UserWarning, match="trim, because"):
         detector = EnergyOutlierDetector(FrozenEstimator(mixture), trim=0.1).fit(X)
     assert detector.n_trimmed_ == 0
+
+
+# ------------------------------------------------------------------------------
+# Rows that recur
+# ------------------------------------------------------------------------------
+
+
+def with_zeros(n, seed):
+    """A row in three is zero, which is no copy of another but what such rows are."""
+    x = normal(n, 2, seed) + 4
+    x[np.random.default_rng(seed + 500).random(n) < 0.3] = 0
+    return x
+
+
+@pytest.mark.parametrize("make", [EnergyOutlierDetector, OutlierEnsemble])
+def test_false_alarms_where_rows_recur(make):
+    """Were all zeros held out together, a third of new rows would be false alarms."""
+    density = TractableDensity("gaussian")
+    rates = []
+    for seed in range(80):
+        X, new = with_zeros(150, seed), with_zeros(400, 100 + seed)
+        if make is EnergyOutlierDetector:
+            detector = make(density, method="conformal", contamination=0.1, random_state=seed)
+        else:
+            detector = make([("density", density)], level=0.1, random_state=seed)
+        detector.set_params(calibration_fraction=0.5)
+        rates.append((detector.fit(X).predict(new) == -1).mean())
+    error = np.std(rates) / np.sqrt(len(rates))
+    assert np.mean(rates) <= 0.1 + 3 * error
+
+
+def test_accidental_copies_are_held_out_together():
+    X = np.repeat(normal(40, 2), 2, axis=0)
+    detector = EnergyOutlierDetector(TractableDensity(), method="conformal", random_state=0)
+    assert detector.fit(X).n_calibration_ == 20

@@ -17,9 +17,7 @@ from skebm._validation import (
     draw_seed,
     n_rows,
     take_rows,
-    warn,
 )
-from skebm.base import DataWarning
 from skebm.estimators.outlier.detector import EnergyOutlierDetector
 from skebm.estimators.outlier.streams.drift import ColumnDrift, column_drift
 from skebm.estimators.outlier.streams.evidence import Evidence
@@ -28,9 +26,6 @@ from skebm.estimators.outlier.thresholds import ConformalThreshold
 from skebm.estimators.tables.columns import as_table
 from skebm.estimators.tables.encoding.dates import Times, read_times
 from skebm.training.streams import open_table
-
-# Fraction of the rows of a stream with equal scores from which on an alarm may be one of them.
-MANY_EQUAL = 0.1
 
 
 class StreamUpdate(NamedTuple):
@@ -71,7 +66,6 @@ class _State(NamedTuple):
     fresh: tuple[np.ndarray, ...] = ()  # scores since then
     alarm: int | None = None
     change: int | None = None
-    n_equal: int = 0  # rows whose score an earlier row has, up to the alarm
     recent: tuple[Any, ...] = ()  # the last rows, as tables
 
 
@@ -131,9 +125,7 @@ class StreamMonitor:
     -----
     **Guarantee.** It is for calibration rows and a stream that are exchangeable, such as
     independent rows of one distribution, given what the detector was fitted to. Seasons,
-    autocorrelation and selected calibration rows are changes in this sense. The detector keeps one
-    calibration row of equal rows: if some row is to recur often, calibrate with ``prefit=True`` and
-    rows of your own.
+    autocorrelation and selected calibration rows are changes in this sense.
 
     **Power.** A change is seen as far as scores of the detector change. Rows after a change are
     soon part of what further rows are compared with, so that evidence is limited by the number of
@@ -217,7 +209,6 @@ class StreamMonitor:
                 f"pass a window of at least {len(scores)} rows, or fit the detector with a smaller "
                 "calibration_fraction."
             )
-        self._calibrated_without_ties = len(np.unique(rounded(scores))) > 0.99 * len(scores)
         self.level, self.run_length, self.window = level, run_length, window
         self.n_recent = n_recent
         # Fits of the detector replace what it holds, and do not change it.
@@ -332,14 +323,10 @@ class StreamMonitor:
         value = value - self._cost(state)
         alarm, change = state.alarm, state.change
         reached = value >= self.threshold_
-        n_equal = state.n_equal
-        if self._calibrated_without_ties and alarm is None:
-            n_equal += known.n_equal(scores)
         if alarm is None and reached.any():
             first = int(reached.argmax())
             alarm = state.n_rows + first
             change = state.begin + state.evidence.with_p_values(p[: first + 1])[0].likeliest_change
-            self._warn_of_equal_rows(alarm, n_equal / (state.n_rows + len(p)))
         rows = state.n_rows + np.arange(len(p))
         alarms = rows >= (np.inf if alarm is None else alarm)
         fresh = () if self.window is None else (*state.fresh, scores)
@@ -348,23 +335,10 @@ class StreamMonitor:
             evidence=evidence,
             n_rows=state.n_rows + len(p),
             fresh=fresh,
-            n_equal=n_equal,
             alarm=alarm,
             change=change,
         )
         return new, StreamUpdate(p, value, alarms)
-
-    def _warn_of_equal_rows(self, alarm: int, rate: float) -> None:
-        """Warn of an alarm by rows that recur, of which the calibration has each once."""
-        if self._calibrated_without_ties and rate > MANY_EQUAL:
-            warn(
-                f"The alarm at row {alarm} may be one of equal rows: {rate:.0%} of the rows of the "
-                "stream have the score of another one, but no two calibration rows have, of "
-                "which the detector keeps one of each. If rows recur when all is well, calibrate "
-                "with them: EnergyOutlierDetector(fitted, method='conformal', prefit=True).fit(X) "
-                "with further rows X.",
-                DataWarning,
-            )
 
     def _next_window(self, state: _State) -> _State:
         """The rows of this window are those that the rows of the next are compared with."""

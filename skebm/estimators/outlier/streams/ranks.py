@@ -41,11 +41,6 @@ class SortedScores(NamedTuple):
             up_to += np.searchsorted(part, values, side="right")
         return below, up_to - below
 
-    def n_equal(self, values: np.ndarray) -> int:
-        """How many of the values, which are in the collection, are in it more than once."""
-        _, equal = self.counts(values)
-        return int(np.sum(equal > 1))
-
     def with_values(self, values: np.ndarray) -> SortedScores:
         """The collection with further scores."""
         parts, last = list(self.parts), np.sort(values)
