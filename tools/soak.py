@@ -39,6 +39,7 @@ from skebm import (
     OutlierEnsemble,
     RBMClassifier,
     RBMEstimator,
+    RowSurprise,
     ScoreMatchingDensity,
     SpikeSlabRBM,
     SubspaceRBM,
@@ -230,6 +231,7 @@ SETTINGS: dict[type, dict[str, dict[str, Any]]] = {
         "max-probability": {"estimator": JEMClassifier(**SHORT), "statistic": "max_proba"},
     },
     OutlierEnsemble: {"defaults": {}, "minimum": {"merge": "minimum"}},
+    RowSurprise: {"defaults": {}},
 }
 KINDS = ("exception", "nan", "warnings", "slow", "normalised")
 

@@ -23,6 +23,7 @@ from skebm import (
     OutlierEnsemble,
     RBMClassifier,
     RBMEstimator,
+    RowSurprise,
     ScoreMatchingDensity,
     SequenceOutlierDetector,
     SpikeSlabRBM,
@@ -61,6 +62,7 @@ CASES = {
         ScoreMatchingDensity(base="kernel", **FEW), random_state=0
     ),
     OutlierEnsemble: lambda: OutlierEnsemble(random_state=0),
+    RowSurprise: lambda: RowSurprise(random_state=0),
     DeepBeliefNetwork: lambda: DeepBeliefNetwork(
         (8, 6), rbm=RBMEstimator(n_iter=3), random_state=0
     ),

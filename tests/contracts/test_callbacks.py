@@ -30,6 +30,7 @@ from skebm import (
     ProductOfDensities,
     RBMClassifier,
     RBMEstimator,
+    RowSurprise,
     ScoreMatchingDensity,
     SequenceOutlierDetector,
     SpikeSlabRBM,
@@ -73,6 +74,7 @@ CASES = {
     ProductOfDensities: ProductOfDensities([("gaussian", TractableDensity("gaussian"))]),
     RBMClassifier: RBMClassifier(3, **few),
     RBMEstimator: RBMEstimator(3, **few),
+    RowSurprise: RowSurprise(NCEDensity(**small), random_state=0),
     ScoreMatchingDensity: ScoreMatchingDensity(**small),
     SequenceOutlierDetector: SequenceOutlierDetector(
         TemporalRBM(2, **few, **quick), random_state=0

@@ -35,6 +35,7 @@ from skebm import (
     ProductOfDensities,
     RBMClassifier,
     RBMEstimator,
+    RowSurprise,
     ScoreMatchingDensity,
     SequenceOutlierDetector,
     SpikeSlabRBM,
@@ -169,6 +170,7 @@ CASES = {
         "p_values",
         NUMBERS,
     ),
+    "RowSurprise": Case(RowSurprise(random_state=0), tables=NUMBERS),
     "SequenceOutlierDetector": Case(
         SequenceOutlierDetector(TemporalRBM(**frames), random_state=0),
         "decision_function",

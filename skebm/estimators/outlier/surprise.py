@@ -96,7 +96,6 @@ class NearestRow(NamedTuple):
     centre: np.ndarray
     unit: np.ndarray
     rows: np.ndarray
-    index: NearestNeighbors
     offset: float
 
     @classmethod
@@ -104,9 +103,8 @@ class NearestRow(NamedTuple):
         """Search among the rows of X."""
         centre, unit = X.mean(0), X.std(0)
         unit = np.where(unit > 0, unit, 1.0)
-        index = NearestNeighbors(n_neighbors=min(2, len(X)), algorithm="brute")
         rows = (X - centre) / unit
-        found = cls(centre, unit, rows, index.fit(rows), 0.0)
+        found = cls(centre, unit, rows, 0.0)
         distance, _ = found.distances(X)
         apart = distance[distance > 0]
         if not len(apart):
@@ -122,8 +120,9 @@ class NearestRow(NamedTuple):
         training rows and new ones are on one scale.
         """
         scaled = (X - self.centre) / self.unit
+        search = NearestNeighbors(n_neighbors=min(2, len(self.rows)), algorithm="brute")
         # Products of matrices, by which it searches, do not tell which distances are zero.
-        near = self.rows[self.index.kneighbors(scaled, return_distance=False)]
+        near = self.rows[search.fit(self.rows).kneighbors(scaled, return_distance=False)]
         with np.errstate(over="ignore"):
             found = np.linalg.norm(near - scaled[:, None], axis=2)
         found.sort(axis=1)
@@ -137,7 +136,18 @@ class NearestRow(NamedTuple):
 
 
 class Event(NamedTuple):
-    """Combinations of values of some columns, those that occur twice, and how rare others are."""
+    """Combinations of values of some columns, and how rare one is that the table does not hold.
+
+    Attributes
+    ----------
+    columns : tuple of int
+    known : ndarray of shape (n_known, n_columns)
+        Codes of the combinations that occur.
+    repeated : ndarray of shape (n_known,) of bool
+        Which of them more than one row has.
+    nats : float
+        Minus the log of the share of rows whose combination no other has.
+    """
 
     columns: tuple[int, ...]
     known: np.ndarray
@@ -146,10 +156,10 @@ class Event(NamedTuple):
 
     def are_seen(self, codes: np.ndarray, itself: np.ndarray) -> np.ndarray:
         """Whether another row than the one that a row may be has its values, (n,)."""
-        keys = _keys(codes[:, list(self.columns)])
-        seen: np.ndarray = np.isin(keys, self.known)
+        keys, known = _keys(codes[:, list(self.columns)]), _keys(self.known)
+        seen: np.ndarray = np.isin(keys, known)
         if itself.any():
-            seen[itself] = np.isin(keys[itself], self.repeated)
+            seen[itself] = np.isin(keys[itself], known[self.repeated])
         return seen
 
 
@@ -177,7 +187,7 @@ class UnseenValues(NamedTuple):
         once = np.empty((n, d), dtype=bool)
         for j in range(d):
             found.events.append(_event((j,), codes[:, [j]], np.ones(n, dtype=bool), weight))
-            once[:, j] = ~np.isin(codes[:, j], found.events[j].repeated)
+            once[:, j] = ~found.events[j].are_seen(codes, np.ones(n, dtype=bool))
         levels = [j for j in range(d) if once[:, j].mean() < MOSTLY_UNIQUE]
         pairs = list(itertools.combinations(levels, 2))
         # Of more pairs than rows none is rarer than the rarest of as many is by chance.
@@ -225,11 +235,13 @@ def _event(
     columns: tuple[int, ...], codes: np.ndarray, of: np.ndarray, weight: np.ndarray
 ) -> Event:
     """The combinations that occur, and nats of those that occur once among the rows `of`."""
-    keys, member, count = np.unique(_keys(codes), return_inverse=True, return_counts=True)
+    _, first, member, count = np.unique(
+        _keys(codes), return_index=True, return_inverse=True, return_counts=True
+    )
     once = of & (count[member] == 1)
     unit = weight.mean()
     rate = (weight[once].sum() + unit) / (weight[of].sum() + unit)
-    return Event(columns, keys, keys[count > 1], -math.log(rate))
+    return Event(columns, codes[first], count > 1, -math.log(rate))
 
 
 def _keys(codes: np.ndarray) -> np.ndarray:
@@ -354,6 +366,9 @@ class RowSurprise(
         weight = check_weight(sample_weight, X)
         if weight is not None:
             X, weight = X[weight > 0], weight[weight > 0]
+        once = _rows_of_one_copy(X)
+        if once is not None:
+            X, weight = X[once], None if weight is None else weight[once]
         random = self._common_random()
         model = self._model(random)
         folds = _folds(X, random)
@@ -365,7 +380,7 @@ class RowSurprise(
         self._nearest = NearestRow.fit(_some(X, MOST_NEAR, random))
         remembered = _numbers(len(X), MOST_REMEMBERED, random)
         self._unseen = UnseenValues.fit(X[remembered], w[remembered])
-        found: list[Views] = []
+        found: list[RowViews] = []
         for task, (train, test) in zip(tasks[1:], folds, strict=True):
             fold = clone(model)
             if isinstance(fold, ProductOfDensities):  # its weights would need folds of their own
@@ -375,11 +390,11 @@ class RowSurprise(
                 fold.fit(X[train], **kind)
             nearest = NearestRow.fit(_some(X[train], MOST_NEAR, random))
             nearest = nearest._replace(offset=self._nearest.offset)
-            found.append(Views.of(fold, nearest, X[test]))
+            found.append(RowViews.of(fold, nearest, X[test]))
         held_out = np.concatenate([test for _, test in folds]) if folds else np.arange(len(X))
         self.n_held_out_ = len(held_out) if folds else 0
-        own = Views.of(self.density_, self._nearest, X[held_out])
-        parts = Views(*map(np.concatenate, zip(*found, strict=True))) if found else own
+        own = RowViews.of(self.density_, self._nearest, X[held_out])
+        parts = RowViews(*map(np.concatenate, zip(*found, strict=True))) if found else own
         self._tails, self._own_tails = (
             [RankTail.fit(values, w[held_out]) for values in one.values.T] for one in (parts, own)
         )
@@ -397,7 +412,7 @@ class RowSurprise(
             set_seeds(model, random)
         return model
 
-    def _surprise_of_parts(self, parts: Views, X: np.ndarray) -> np.ndarray:
+    def _surprise_of_parts(self, parts: RowViews, X: np.ndarray) -> np.ndarray:
         mean = _mean_surprise(self._tails, parts.values)
         if parts.itself.any():
             mean[parts.itself] = _mean_surprise(self._own_tails, parts.values[parts.itself])
@@ -425,7 +440,7 @@ class RowSurprise(
     def _scores(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, reset=False)
-        return -self._surprise_of_parts(Views.of(self.density_, self._nearest, X), X)
+        return -self._surprise_of_parts(RowViews.of(self.density_, self._nearest, X), X)
 
     def decision_function(self, X: Any) -> np.ndarray:
         """`score_samples` minus `offset_`: negative for outliers.
@@ -460,14 +475,14 @@ def _mean_surprise(tails: list[RankTail], values: np.ndarray) -> np.ndarray:
     return found
 
 
-class Views(NamedTuple):
+class RowViews(NamedTuple):
     """What experts and the nearest row say of rows, higher for normal ones, (n, K + 1)."""
 
     values: np.ndarray
     itself: np.ndarray
 
     @classmethod
-    def of(cls, density: Any, nearest: NearestRow, X: np.ndarray) -> Views:
+    def of(cls, density: Any, nearest: NearestRow, X: np.ndarray) -> RowViews:
         """Of each row of X; `itself` says which are rows of the table."""
         experts = (
             density.experts_.values() if isinstance(density, ProductOfDensities) else [density]
@@ -475,6 +490,22 @@ class Views(NamedTuple):
         found = [relative_log_density(expert, X) for expert in experts]
         distance, itself = nearest.distances(X)
         return cls(np.column_stack([*found, nearest.log_nearness(distance)]), itself)
+
+
+def _rows_of_one_copy(X: np.ndarray) -> np.ndarray | None:
+    """The rows of the table of which X is so many copies; None if it is one.
+
+    Where all rows occur twice, three times and so on, each would have another one like it.
+    """
+    first, member = distinct_numbers_of(X)
+    count = np.bincount(member)
+    n_copies = int(np.gcd.reduce(count))
+    if n_copies == 1 or len(first) == 1:
+        return None
+    order = np.argsort(member, kind="stable")
+    begins = np.repeat(np.cumsum(count) - count, count)
+    kept: np.ndarray = order[(np.arange(len(X)) - begins) % n_copies == 0]
+    return np.sort(kept)
 
 
 def _folds(X: np.ndarray, random: np.random.RandomState) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -214,6 +214,12 @@ def test_constant_columns_one_row_and_values_far_away():
     assert model.predict([[1.0, 2.0]]) == 1
 
 
+def test_copies_of_a_table_are_the_table():
+    X = of_table(90)
+    once, thrice = (RowSurprise(random_state=0).fit(np.tile(X, (k, 1))) for k in (1, 3))
+    assert_allclose(thrice.score_samples(X), once.score_samples(X), rtol=1e-9)
+
+
 def test_rows_of_weight_zero_are_ignored():
     X = of_table(120)
     weight = np.repeat([1.0, 0.0], 60)

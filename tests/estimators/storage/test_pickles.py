@@ -33,6 +33,7 @@ from skebm import (
     ProductOfDensities,
     RBMClassifier,
     RBMEstimator,
+    RowSurprise,
     ScoreMatchingDensity,
     SequenceOutlierDetector,
     SpikeSlabRBM,
@@ -170,6 +171,12 @@ CASES = {
         OutlierEnsemble([("gaussian", TractableDensity("gaussian"))], random_state=0),
         alone(reals),
         28,
+    ),
+    # The rows among which the nearest is, their values and numbers of these, beside the density.
+    "surprise": (
+        RowSurprise(TractableDensity("gaussian"), random_state=0),
+        alone(reals),
+        8 * (4 * WIDTH + 8),
     ),
     # A model of others that keeps its rows.
     "neighbours": (EnergyOutlierDetector(KernelDensity()), alone(reals), 8 * (2 * WIDTH + 4)),
