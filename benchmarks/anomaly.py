@@ -298,7 +298,7 @@ def summary(results: list[dict]) -> str:
         for other in COMPARED:
             same = other == method or other not in auroc
             row[f"AUROC - {other}"] = "" if same else difference(auroc[method], auroc[other])
-        if method != "kNN-1" and "kNN-1" in auroc:
+        if "kNN-1" in auroc:
             gaps = [value - auroc["kNN-1"][name] for name, value in auroc[method].items()]
             row["AP - kNN-1"] = difference(ap[method], ap["kNN-1"])
             row["worst - kNN-1"] = f"{np.nanmin(gaps):.1f}"

@@ -10,6 +10,7 @@ import numpy as np
 from sklearn.model_selection import KFold, check_cv
 from sklearn.pipeline import make_pipeline
 
+from skebm._densities import last_step
 from skebm._validation import n_rows, take_fit_params, take_rows
 from skebm.base.processes import Workers, fit_of, progress_bar
 from skebm.estimators.outlier.surprise import RowSurprise
@@ -140,4 +141,13 @@ def fit_model(
         X = some_rows(X, rows)
         y = None if y is None else take_rows(y, rows)
     with fit_of(task, model):
-        return (model.fit(X, **params) if y is None else model.fit(X, y, **params)), n_far
+        fitted = model.fit(X, **params) if y is None else model.fit(X, y, **params)
+    ignore_open_columns(fitted)
+    return fitted, n_far
+
+
+def ignore_open_columns(model: Any) -> None:
+    """Where surprise is that of encoded columns, let dates go on."""
+    before, last = last_step(model, into_detectors=False)
+    if isinstance(last, RowSurprise) and before and isinstance(before[-1][-1], TableEncoder):
+        last.ignore_new_values(before[-1][-1].open_columns())

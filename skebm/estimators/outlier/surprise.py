@@ -199,6 +199,11 @@ class UnseenValues(NamedTuple):
                 found.events.append(_event(columns, codes[:, list(columns)], both, weight))
         return found
 
+    def without(self, columns: set[int]) -> UnseenValues:
+        """What remains without what some columns are part of."""
+        events = [event for event in self.events if not columns.intersection(event.columns)]
+        return self._replace(events=events)
+
     def codes(self, X: np.ndarray) -> np.ndarray:
         """Number of each value among the levels of its column; -1 where it is none, (n, d)."""
         found = np.empty(X.shape, dtype=np.int64)
@@ -228,7 +233,7 @@ class UnseenValues(NamedTuple):
             else:
                 unseen &= known[:, columns].all(1)
             found[unseen] = np.maximum(found[unseen], event.nats)
-        return np.maximum(found - math.log(len(self.events)), 0.0)
+        return np.maximum(found - math.log(max(len(self.events), 1)), 0.0)
 
 
 def _event(
@@ -401,6 +406,17 @@ class RowSurprise(
         values = -self._surprise_of_parts(parts, X[held_out])
         self.offset_ = -upper_quantile(-values, TAIL, w[held_out])
         return self
+
+    def ignore_new_values(self, columns: list[int]) -> None:
+        """Find nothing surprising about new values in these columns, and combinations with them.
+
+        Parameters
+        ----------
+        columns : list of int
+            Such as that of a date, which goes on.
+        """
+        check_is_fitted(self)
+        self._unseen = self._unseen.without(set(columns))
 
     def _model(self, random: np.random.RandomState) -> Any:
         """The density to be fitted, with seeds."""

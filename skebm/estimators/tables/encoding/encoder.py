@@ -356,6 +356,24 @@ class TableEncoder(DocLinkMixin, SourceMixin, TasksMixin, TransformerMixin, Base
             names += level.names
         return np.asarray(names, dtype=object)
 
+    def open_columns(self) -> list[int]:
+        """Numbers of the columns of :meth:`transform` in which a new value is no news.
+
+        Those are dates, which go on, and the columns that say that a level is unseen, which are as
+        large as this is rare.
+        """
+        check_is_fitted(self)
+        found: list[int] = []
+        n = 0
+        for feature in self._features:
+            if isinstance(feature, Feature) and feature.span is not None:
+                found += range(n, n + len(feature.names))
+            n += len(feature.names)
+        for level in self._levels.values():
+            n += len(level.names)
+            found.append(n - 1)
+        return found
+
     # ---------------------------------------------------------------- what became of the columns
 
     @property
