@@ -37,6 +37,8 @@ N_FOLDS, MOST_HELD_OUT, MOST_FITTED = 3, 500, 2000
 FEWEST_ROWS = 20
 # Most training rows among which the nearest is searched, and of which values are remembered.
 MOST_NEAR, MOST_REMEMBERED = 5000, 20_000
+# Numbers of rows whose nearest ones are compared at a time.
+MOST_NUMBERS = 1_000_000
 # Share of held-out rows beyond which a tail is exponential.
 TAIL = 0.1
 # Columns of which more values than this share are unique have no pairs of values to remember.
@@ -119,12 +121,16 @@ class NearestRow(NamedTuple):
         Of a row that equals a single one, which may be itself, it is the distance to the next: so
         training rows and new ones are on one scale.
         """
-        scaled = (X - self.centre) / self.unit
         search = NearestNeighbors(n_neighbors=min(2, len(self.rows)), algorithm="brute")
-        # Products of matrices, by which it searches, do not tell which distances are zero.
-        near = self.rows[search.fit(self.rows).kneighbors(scaled, return_distance=False)]
-        with np.errstate(over="ignore"):
-            found = np.linalg.norm(near - scaled[:, None], axis=2)
+        search.fit(self.rows)
+        found = np.empty((len(X), search.n_neighbors))
+        step = max(1, MOST_NUMBERS // X.shape[1])
+        for start in range(0, len(X), step):
+            scaled = (X[start : start + step] - self.centre) / self.unit
+            # Products of matrices, by which it searches, do not tell which distances are zero.
+            near = self.rows[search.kneighbors(scaled, return_distance=False)]
+            with np.errstate(over="ignore"):
+                found[start : start + step] = np.linalg.norm(near - scaled[:, None], axis=2)
         found.sort(axis=1)
         itself = (found[:, 0] == 0) & ((found[:, -1] > 0) | (len(self.rows) == 1))
         return np.where(itself, found[:, -1], found[:, 0]), itself

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.metrics import roc_auc_score
@@ -212,6 +213,36 @@ def test_constant_columns_one_row_and_values_far_away():
     assert usual > other > far
     model = RowSurprise(random_state=0).fit([[1.0, 2.0]])
     assert model.predict([[1.0, 2.0]]) == 1
+
+
+def test_new_values_of_some_columns_are_no_news():
+    X = of_table(200)
+    model = RowSurprise(random_state=0).fit(X)
+    row = np.array([[X[0, 0], X[0, 1], 2.5, 0.0]])
+    before = model.score_samples(row)
+    model.ignore_new_values([2])
+    assert model.score_samples(row) > before + 2
+    model.ignore_new_values([0, 1, 3])
+    assert not model._unseen.events
+    assert np.isfinite(model.score_samples(row))
+
+
+def test_new_texts_and_later_dates_are_no_news_by_default():
+    """Texts of which most occur once, and dates that go on, are new in most rows."""
+    random = np.random.default_rng(0)
+
+    def frame(n, begin):
+        day = pd.Timestamp("2026-01-01") + pd.to_timedelta(begin + random.integers(0, 30, n), "D")
+        return pd.DataFrame(
+            {
+                "day": day,
+                "customer": [f"c{k}" for k in random.integers(0, 400, n)],
+                "amount": random.normal(size=n),
+            }
+        )
+
+    detector = EnergyOutlierDetector(method="conformal", random_state=0).fit(frame(600, 0))
+    assert (detector.predict(frame(600, 10)) == -1).mean() < 0.2
 
 
 def test_copies_of_a_table_are_the_table():
