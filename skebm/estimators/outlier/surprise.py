@@ -152,7 +152,8 @@ class Event(NamedTuple):
     repeated : ndarray of shape (n_known,) of bool
         Which of them more than one row has.
     nats : float
-        Minus the log of the share of rows whose combination no other has.
+        Minus the log of the share of rows whose combination no other has, times the number of
+        events (Bonferroni), at least 0.
     """
 
     columns: tuple[int, ...]
@@ -181,14 +182,14 @@ class UnseenValues(NamedTuple):
        parameters", Biometrika 40(3-4), equation 9.
     """
 
-    levels: list[np.ndarray]
+    levels: dict[int, np.ndarray]
     events: list[Event]
 
     @classmethod
     def fit(cls, X: np.ndarray, weight: np.ndarray) -> UnseenValues:
         """Remember the values of the rows of X of the given weights."""
         n, d = X.shape
-        found = cls([np.unique(column) for column in X.T], [])
+        found = cls({j: np.unique(X[:, j]) for j in range(d)}, [])
         codes = found.codes(X)
         once = np.empty((n, d), dtype=bool)
         for j in range(d):
@@ -203,7 +204,19 @@ class UnseenValues(NamedTuple):
             both = np.logical_not(once[:, list(columns)].any(axis=1))
             if both.any():
                 found.events.append(_event(columns, codes[:, list(columns)], both, weight))
-        return found
+        return found._that_can_surprise()
+
+    def _that_can_surprise(self) -> UnseenValues:
+        """Without what is too common, given the number of things (Bonferroni), with less nats."""
+        least = math.log(len(self.events))
+        events = [event._replace(nats=max(event.nats - least, 0.0)) for event in self.events]
+        combined = [event for event in events if len(event.columns) > 1 and event.nats]
+        asked = {j for event in combined for j in event.columns}
+        single = [event for event in events if len(event.columns) == 1]
+        kept = [event for event in single if event.nats or event.columns[0] in asked]
+        used = {j for event in kept for j in event.columns}
+        levels = {j: values for j, values in self.levels.items() if j in used}
+        return type(self)(levels, [*kept, *combined])
 
     def without(self, columns: set[int]) -> UnseenValues:
         """What remains without what some columns are part of."""
@@ -211,9 +224,12 @@ class UnseenValues(NamedTuple):
         return self._replace(events=events)
 
     def codes(self, X: np.ndarray) -> np.ndarray:
-        """Number of each value among the levels of its column; -1 where it is none, (n, d)."""
-        found = np.empty(X.shape, dtype=np.int64)
-        for j, levels in enumerate(self.levels):
+        """Number of each value among the levels of its column, (n, d).
+
+        It is -1 where it is none of them, and in columns of which nothing is asked.
+        """
+        found = np.full(X.shape, -1, dtype=np.int64)
+        for j, levels in self.levels.items():
             column = X[:, j]
             above = np.searchsorted(levels, column).clip(1, max(len(levels) - 1, 1))
             lower, upper = levels[above - 1], levels[np.minimum(above, len(levels) - 1)]
@@ -226,7 +242,6 @@ class UnseenValues(NamedTuple):
     def surprise(self, X: np.ndarray, itself: np.ndarray) -> np.ndarray:
         """Nats of the rarest thing of each row that is unseen, given how many are looked at, (n,).
 
-        Minus the log of its probability times the number of things (Bonferroni), at least 0;
         `itself` says which rows are of the table.
         """
         codes, found = self.codes(X), np.zeros(len(X))
@@ -239,7 +254,7 @@ class UnseenValues(NamedTuple):
             else:
                 unseen &= known[:, columns].all(1)
             found[unseen] = np.maximum(found[unseen], event.nats)
-        return np.maximum(found - math.log(max(len(self.events), 1)), 0.0)
+        return found
 
 
 def _event(
