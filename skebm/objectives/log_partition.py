@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -14,6 +15,12 @@ from skebm.distributions import Distribution
 
 # Draws of the base from which log Z is estimated.
 N_DRAWS = 1000
+# How many times as far from the mean of the base further draws of it are moved, to look for modes
+# that it never reaches, and how many draws each time.
+TIMES_AS_FAR, N_FAR = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0), 32
+# Nats by which an estimate from those is above that from the base if it is believed. It is unbiased
+# for Z, so that it is that much too high with probability exp(-10) at most (Markov's inequality).
+BELIEVED = 10.0
 
 
 class LogPartitionMonitor:
@@ -48,8 +55,10 @@ class LogPartitionMonitor:
         """
         like = next(energy.parameters())
         draws = self.draws(like)
+        far = self.log_partition_far(lambda x: -energy.correction(x), like)
         if chains is None:
-            return log_mean_and_error(-energy.correction(draws).double())
+            near, error = log_mean_and_error(-energy.correction(draws).double())
+            return (near, error) if far <= near + BELIEVED else (near.new_tensor(far), error)
         log_w = -energy.correction(torch.cat([draws, chains])).double()
         if not log_w.isfinite().all():
             return log_w.sum(), math.inf  # the sum is not finite either
@@ -63,7 +72,46 @@ class LogPartitionMonitor:
         """
         draws = self.draws(x)
         f = energy.correction(torch.cat([x, draws]))
-        return gains(f[: len(x)], *log_mean_and_error(-f[len(x) :].double()), weight)
+        log_z, error = log_mean_and_error(-f[len(x) :].double())
+        far = self.log_partition_far(lambda rows: -energy.correction(rows), x)
+        if far > log_z + BELIEVED:
+            log_z = log_z.new_tensor(far)
+        return gains(f[: len(x)], log_z, error, weight)
+
+    def log_partition_far(self, log_ratio: Callable[[Tensor], Tensor], like: Tensor) -> float:
+        """Largest of the estimates of log Z relative to the base from ever wider bases.
+
+        A network that grows may have nearly all mass where neither rows nor draws of the base lie.
+
+        Parameters
+        ----------
+        log_ratio : callable
+            Log of the ratio of the model to the base, without Z, of rows (n, ...), (n,).
+        like : Tensor
+            Of the type and on the device of rows.
+
+        Returns
+        -------
+        float
+            Minus infinity where there is no base, or not on all of space.
+        """
+        if self.base is None or not isinstance(self.domain, Real):
+            return -math.inf
+        if (self.domain.lower, self.domain.upper) != (None, None):
+            return -math.inf
+        draws = self.draws(like)
+        centre, some = draws.mean(0), draws[: N_FAR * len(TIMES_AS_FAR)]
+        times = some.new_tensor(TIMES_AS_FAR).repeat_interleave(N_FAR)[: len(some)]
+        wide = centre + times.view(-1, *[1] * (some.ndim - 1)) * (some - centre)
+        # The density of a wider base at its draw is that of the base at its own, over the volume.
+        log_weight = (
+            log_ratio(wide).double()
+            + self.base.log_prob(wide).double()
+            - self.base.log_prob(some).double()
+            + some[0].numel() * times.double().log()
+        ).view(len(TIMES_AS_FAR), N_FAR)
+        found = float((log_weight.logsumexp(1) - math.log(N_FAR)).max())
+        return found if found == found else math.inf
 
 
 def log_mean_and_error(log_w: Tensor) -> tuple[Tensor, float]:

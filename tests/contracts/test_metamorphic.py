@@ -170,7 +170,7 @@ CASES = {
         "p_values",
         NUMBERS,
     ),
-    "RowSurprise": Case(RowSurprise(random_state=0), tables=NUMBERS),
+    "RowSurprise": Case(RowSurprise(random_state=0), "decision_function", NUMBERS),
     "SequenceOutlierDetector": Case(
         SequenceOutlierDetector(TemporalRBM(**frames), random_state=0),
         "decision_function",
@@ -242,8 +242,11 @@ COPIES = {
     ("NCEDensity", "binary"): 0.05,
     "HopfieldMemory": np.log(2) + 1e-6,
     # Columns of few values recur: each of their rows calibrates, and p-values have finer steps.
-    ("EnergyOutlierDetector-conformal", "counts"): 0.2,
+    ("EnergyOutlierDetector-conformal", "counts"): 0.4,
     ("OutlierEnsemble", "counts"): 0.2,
+    # Rows that recur are others of theirs, and folds are drawn anew.
+    ("EnergyOutlierDetector", "counts"): 0.1,
+    ("RowSurprise", "counts"): 0.1,
 }
 # Rows are drawn by their place in the table: those that are held out, folds, mini-batches, starts.
 ORDER = {
@@ -251,6 +254,7 @@ ORDER = {
     "EnergyOutlierDetector": 1.0,
     "EnergyOutlierDetector-conformal": 0.6,
     "OutlierEnsemble": 0.6,
+    "RowSurprise": 1.0,
     "RBMEstimator": 0.2,
     ("RBMEstimator", "missing"): 0.3,  # whose entries are drawn as well
     "SpikeSlabRBM": 0.2,

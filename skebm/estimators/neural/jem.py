@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -70,7 +71,7 @@ from skebm.estimators.recipe import Recipe
 from skebm.estimators.tables.table import Table
 from skebm.objectives import JointLikelihood
 from skebm.objectives.joint import FORMS, likeliest_power
-from skebm.objectives.log_partition import LogPartitionMonitor
+from skebm.objectives.log_partition import BELIEVED, LogPartitionMonitor
 from skebm.samplers import ChainPolicy, Persistent
 from skebm.training.plan import asked_steps
 from skebm.training.rows import Rows
@@ -685,8 +686,12 @@ def choose_power(
         return logits_of(energy, x).logsumexp(1)
 
     with torch.no_grad():
-        draws = logits_of(energy, monitor.draws(next(energy.parameters()))).logsumexp(1)
-        return likeliest_power(validation_rows.map(total), validation_rows.counts, draws)
+        like = next(energy.parameters())
+        draws = logits_of(energy, monitor.draws(like)).logsumexp(1)
+        power = likeliest_power(validation_rows.map(total), validation_rows.counts, draws)
+        near = float((power * draws.double()).logsumexp(0)) - math.log(len(draws))
+        far = monitor.log_partition_far(lambda x: power * logits_of(energy, x).logsumexp(1), like)
+        return 0.0 if far > near + BELIEVED else power
 
 
 # ------------------------------------------------------------------------------

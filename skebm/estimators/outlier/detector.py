@@ -149,8 +149,7 @@ class EnergyOutlierDetector(
         :class:`RowSurprise`: how unlikely a row is by kernels in two metrics and a smooth mixture
         (:class:`ProductOfDensities`), how far the nearest training row is, and whether it has
         values that the table does not.
-    statistic : {"auto", "surprise", "log_density", "score_norm", "max_proba"} or callable, \
-            default="auto"
+    statistic : str or callable, default="auto"
         Statistic that discriminates normal rows from outliers, higher for normal ones. ``"auto"``
         is ``"surprise"`` for the default estimator and ``"log_density"`` for all others.
         ``"surprise"`` is minus the surprise of :class:`RowSurprise`, in nats; ``"log_density"`` is

@@ -41,6 +41,8 @@ MOST_NEAR, MOST_REMEMBERED = 5000, 20_000
 MOST_NUMBERS = 1_000_000
 # Share of held-out rows beyond which a tail is exponential.
 TAIL = 0.1
+# Decimal places of the range of held-out values by which they are told apart.
+DIGITS = 10
 # Columns of which more values than this share are unique have no pairs of values to remember.
 MOSTLY_UNIQUE = 0.5
 # Values that differ by less than this, relative to the largest of their column, are equal: by about
@@ -72,7 +74,10 @@ class RankTail(NamedTuple):
         finite = np.isfinite(values)
         if not finite.any():
             return cls(np.zeros(1), np.zeros(1), 1.0)
-        distinct, member = np.unique(values[finite], return_inverse=True)
+        # Values that differ by rounding are equal: they may lie on either side of each other.
+        scale = float(np.ptp(values[finite])) or 1.0
+        rounded = np.round(values[finite] / scale, DIGITS) * scale
+        distinct, member = np.unique(rounded, return_inverse=True)
         share = np.bincount(member, weight[finite])
         below = np.cumsum(share) + weight[~finite].sum()
         unit = weight.mean()  # a new row counts as one of them

@@ -6,6 +6,7 @@ from types import FunctionType
 import joblib
 import numpy as np
 import pytest
+from joblib.externals.loky import get_reusable_executor
 from sklearn.experimental import enable_halving_search_cv  # noqa: F401
 from sklearn.model_selection import GridSearchCV, HalvingGridSearchCV, _search, cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -135,6 +136,7 @@ def test_threads_show_each_kind_once():
 def test_processes_show_each_kind_once(capfd):
     """A worker knows of no search around it, and the refit of its own fit alone."""
     model = ContrastiveDivergenceDensity(n_iter=1, batch_size=10, base=None, random_state=0)
+    get_reusable_executor().shutdown()  # workers of earlier tests print where these began
     assert len(warnings_of(grid_search(model, n_jobs=2).fit, X)) == 1
     printed = capfd.readouterr().err
     assert 1 <= printed.count("TrainingWarning: Training diverged") <= 2
