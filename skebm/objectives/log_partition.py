@@ -29,6 +29,7 @@ class LogPartitionMonitor:
     def __init__(self, base: Distribution | None, domain: Domain):
         self.base, self.domain = base, domain
         self._draws: Tensor | None = None
+        self._far: tuple[Tensor, Tensor] | None = None
 
     @classmethod
     def of(cls, energy: Energy) -> LogPartitionMonitor | None:
@@ -55,10 +56,8 @@ class LogPartitionMonitor:
         """
         like = next(energy.parameters())
         draws = self.draws(like)
-        far = self.log_partition_far(lambda x: -energy.correction(x), like)
         if chains is None:
-            near, error = log_mean_and_error(-energy.correction(draws).double())
-            return (near, error) if far <= near + BELIEVED else (near.new_tensor(far), error)
+            return self.from_draws(-energy.correction(draws), lambda x: -energy.correction(x))
         log_w = -energy.correction(torch.cat([draws, chains])).double()
         if not log_w.isfinite().all():
             return log_w.sum(), math.inf  # the sum is not finite either
@@ -72,13 +71,18 @@ class LogPartitionMonitor:
         """
         draws = self.draws(x)
         f = energy.correction(torch.cat([x, draws]))
-        log_z, error = log_mean_and_error(-f[len(x) :].double())
-        far = self.log_partition_far(lambda rows: -energy.correction(rows), x)
-        if far > log_z + BELIEVED:
-            log_z = log_z.new_tensor(far)
+        log_z, error = self.from_draws(-f[len(x) :], lambda rows: -energy.correction(rows))
         return gains(f[: len(x)], log_z, error, weight)
 
-    def log_partition_far(self, log_ratio: Callable[[Tensor], Tensor], like: Tensor) -> float:
+    def from_draws(
+        self, log_w: Tensor, log_ratio: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, float]:
+        """log Z from log weights of the draws, or from afar where that is more; and its error."""
+        log_z, error = log_mean_and_error(log_w.double())
+        far = self.log_partition_far(log_ratio)
+        return (log_z, error) if far <= log_z + BELIEVED else (log_z.new_tensor(far), error)
+
+    def log_partition_far(self, log_ratio: Callable[[Tensor], Tensor]) -> float:
         """Largest of the estimates of log Z relative to the base from ever wider bases.
 
         A network that grows may have nearly all mass where neither rows nor draws of the base lie.
@@ -87,31 +91,32 @@ class LogPartitionMonitor:
         ----------
         log_ratio : callable
             Log of the ratio of the model to the base, without Z, of rows (n, ...), (n,).
-        like : Tensor
-            Of the type and on the device of rows.
 
         Returns
         -------
         float
-            Minus infinity where there is no base, or not on all of space.
+            Minus infinity where there is no base, or not on all of space, or there are no draws.
         """
-        if self.base is None or not isinstance(self.domain, Real):
+        if self.base is None or not isinstance(self.domain, Real) or self._draws is None:
             return -math.inf
         if (self.domain.lower, self.domain.upper) != (None, None):
             return -math.inf
-        draws = self.draws(like)
+        if self._far is None:
+            self._far = self._wider_draws(self.base, self._draws)
+        wide, log_base_ratio = self._far
+        log_weight = (log_ratio(wide).double() + log_base_ratio).view(len(TIMES_AS_FAR), N_FAR)
+        found = float((log_weight.logsumexp(1) - math.log(N_FAR)).max())
+        return found if found == found else math.inf
+
+    @staticmethod
+    def _wider_draws(base: Distribution, draws: Tensor) -> tuple[Tensor, Tensor]:
+        """Draws of wider bases, and log ratios of the density of the base to theirs."""
         centre, some = draws.mean(0), draws[: N_FAR * len(TIMES_AS_FAR)]
         times = some.new_tensor(TIMES_AS_FAR).repeat_interleave(N_FAR)[: len(some)]
         wide = centre + times.view(-1, *[1] * (some.ndim - 1)) * (some - centre)
         # The density of a wider base at its draw is that of the base at its own, over the volume.
-        log_weight = (
-            log_ratio(wide).double()
-            + self.base.log_prob(wide).double()
-            - self.base.log_prob(some).double()
-            + some[0].numel() * times.double().log()
-        ).view(len(TIMES_AS_FAR), N_FAR)
-        found = float((log_weight.logsumexp(1) - math.log(N_FAR)).max())
-        return found if found == found else math.inf
+        volume = some[0].numel() * times.double().log()
+        return wide, base.log_prob(wide).double() - base.log_prob(some).double() + volume
 
 
 def log_mean_and_error(log_w: Tensor) -> tuple[Tensor, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -71,7 +70,7 @@ from skebm.estimators.recipe import Recipe
 from skebm.estimators.tables.table import Table
 from skebm.objectives import JointLikelihood
 from skebm.objectives.joint import FORMS, likeliest_power
-from skebm.objectives.log_partition import BELIEVED, LogPartitionMonitor
+from skebm.objectives.log_partition import LogPartitionMonitor, log_mean_and_error
 from skebm.samplers import ChainPolicy, Persistent
 from skebm.training.plan import asked_steps
 from skebm.training.rows import Rows
@@ -686,12 +685,12 @@ def choose_power(
         return logits_of(energy, x).logsumexp(1)
 
     with torch.no_grad():
-        like = next(energy.parameters())
-        draws = logits_of(energy, monitor.draws(like)).logsumexp(1)
+        draws = logits_of(energy, monitor.draws(next(energy.parameters()))).logsumexp(1)
         power = likeliest_power(validation_rows.map(total), validation_rows.counts, draws)
-        near = float((power * draws.double()).logsumexp(0)) - math.log(len(draws))
-        far = monitor.log_partition_far(lambda x: power * logits_of(energy, x).logsumexp(1), like)
-        return 0.0 if far > near + BELIEVED else power
+        log_w = power * draws
+        log_z, _ = monitor.from_draws(log_w, lambda x: power * logits_of(energy, x).logsumexp(1))
+        is_near = bool(log_z == log_mean_and_error(log_w.double())[0])  # nothing more is far away
+        return power if is_near else 0.0
 
 
 # ------------------------------------------------------------------------------
