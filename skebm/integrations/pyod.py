@@ -30,7 +30,7 @@ class EnergyDetector(BaseDetector):  # type: ignore[misc, unused-ignore]
         with numbers, categories, text, dates and missing entries.
     contamination : float in (0, 0.5] or thresholder of PyThresh, default=0.1
         Fraction of the rows of `fit` that are labelled outliers.
-    statistic : {"log_density", "score_norm", "max_proba"} or callable, default="log_density"
+    statistic : str or callable, default="auto"
         As for :class:`skebm.EnergyOutlierDetector`.
     trim : float in (0, 0.5), "auto" or None, default=None
         Fraction of the rows that the estimator is not fitted to: those that an isolation forest
@@ -77,7 +77,7 @@ class EnergyDetector(BaseDetector):  # type: ignore[misc, unused-ignore]
         estimator=None,
         contamination=0.1,
         *,
-        statistic="log_density",
+        statistic="auto",
         trim=None,
         random_state=None,
         n_jobs=None,
@@ -131,14 +131,14 @@ class EnergyDetector(BaseDetector):  # type: ignore[misc, unused-ignore]
         check_is_fitted(self, ["decision_scores_", "threshold_", "labels_"])
         return _abnormality(self.detector_, X)
 
-    def explain(self, X: Any, *, method: str = "imputation") -> Explanation:
+    def explain(self, X: Any, *, method: str = "auto") -> Explanation:
         """Explain which columns make rows anomalous.
 
         Parameters
         ----------
         X : {array-like, sparse matrix, frame} of shape (n_samples, n_features)
             A few rows.
-        method : {"imputation", "score"}, default="imputation"
+        method : {"auto", "imputation", "score"}, default="auto"
             As in :meth:`skebm.EnergyOutlierDetector.explain`.
 
         Returns
