@@ -41,7 +41,7 @@ MOST_NEAR, MOST_REMEMBERED = 5000, 20_000
 MOST_NUMBERS = 1_000_000
 # Share of held-out rows beyond which a tail is exponential.
 TAIL = 0.1
-# Decimal places of the range of held-out values by which they are told apart.
+# Decimal places of the range of held-out values below which they are equal.
 DIGITS = 10
 # Columns of which more values than this share are unique have no pairs of values to remember.
 MOSTLY_UNIQUE = 0.5
@@ -559,7 +559,10 @@ def _folds(X: np.ndarray, random: np.random.RandomState) -> list[tuple[np.ndarra
     folds = []
     for _, out in KFold(N_FOLDS).split(held_out):
         train = np.setdiff1d(some, held_out[out])
-        folds.append((np.concatenate([train, that_vary(X, train)]), np.sort(held_out[out])))
+        added = that_vary(X, train)
+        test = np.setdiff1d(held_out[out], added)
+        if len(test):
+            folds.append((np.concatenate([train, added]), test))
     return folds
 
 

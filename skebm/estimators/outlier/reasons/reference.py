@@ -38,9 +38,10 @@ def encoded_rows(
     order = random.permutation(len(possible))[:MOST_ROWS]
     index = np.sort(possible[order])
     some = take_rows(X, index)
-    value = measure("log_density", model, some)
+    rows = np.asarray(model[:-1].transform(some), dtype=np.float64)
+    value = measure("log_density", model[-1], rows)
     kept = np.argsort(np.argsort(value, kind="stable")) >= int(max(trimmed, LEFT_OUT) * len(value))
-    rows, index = np.asarray(model[:-1].transform(some), dtype=np.float64)[kept], index[kept]
+    rows, index = rows[kept], index[kept]
     most = max(1, MOST_ENTRIES // max(1, rows.shape[1]))
     rows, index = rows[:: -(-len(rows) // most)], index[:: -(-len(rows) // most)]
     return {

@@ -21,11 +21,11 @@ import numpy as np
 # Powers of the bets kappa p**(kappa - 1) on small p-values, the smaller the rarer and smaller
 # these are, and on large ones.
 LOW_POWERS, HIGH_POWERS = (0.1, 0.25, 0.5, 0.75), (0.5,)
-# Half-slopes of linear bets 1 + slope * (2 p - 1) on slight changes.
-SLOPES = (-0.5, 0.5, 0.9)
+# Coefficients a of linear bets 1 + a (2 p - 1) on slight changes.
+COEFFICIENTS = (-0.5, 0.5, 0.9)
 # Power of the bet on small and large p-values, of which half the stake is on each.
 TWO_SIDED = 0.5
-N_BETS = len(LOW_POWERS) + len(HIGH_POWERS) + len(SLOPES) + 1
+N_BETS = len(LOW_POWERS) + len(HIGH_POWERS) + len(COEFFICIENTS) + 1
 
 
 def log_bets(p_values: np.ndarray) -> np.ndarray:
@@ -40,7 +40,7 @@ def log_bets(p_values: np.ndarray) -> np.ndarray:
     both = np.logaddexp(power(TWO_SIDED, low), power(TWO_SIDED, high)) - np.log(2)
     bets = [power(kappa, low) for kappa in LOW_POWERS]
     bets += [power(kappa, high) for kappa in HIGH_POWERS]
-    bets += [np.log1p(slope * (2 * p - 1)) for slope in SLOPES]
+    bets += [np.log1p(a * (2 * p - 1)) for a in COEFFICIENTS]
     return np.array([*bets, both])
 
 
