@@ -36,6 +36,7 @@ from torch import Tensor
 from skebm._validation import (
     DEVICE,
     DTYPE,
+    Composition,
     Interval,
     StrOptions,
     check_columns,
@@ -148,6 +149,29 @@ class LogZ:
     def __init__(self) -> None:
         self.choice: Choice | None = None
         self.found: LogPartition | None = None
+
+
+class NamedEstimators(Composition):
+    """An estimator of a list `estimators` of names and estimators, by default a certain one."""
+
+    estimators: Any
+    _default_estimators: Callable[[], list[tuple[str, Any]]]
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Parameters, with those of the estimators as ``<name>__<parameter>`` if `deep`."""
+        if self.estimators is None:
+            return dict(super(Composition, self).get_params(deep=False))
+        return dict(self._get_params("estimators", deep=deep))
+
+    def set_params(self, **params: Any) -> Any:
+        """Set parameters; ``<name>__<parameter>`` sets one of an estimator."""
+        if self.estimators is None and "estimators" not in params:
+            nested = {name.partition("__")[0] for name in params if "__" in name}
+            default = self._default_estimators()
+            if nested & {name for name, _ in default}:
+                self.estimators = default
+        self._set_params("estimators", **params)
+        return self
 
 
 def atomic(method: Callable[..., Any]) -> Callable[..., Any]:

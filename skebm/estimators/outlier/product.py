@@ -21,7 +21,6 @@ from torch import Tensor
 from skebm._densities import draw_rows, log_normaliser, relative_log_density, score_function
 from skebm._validation import (
     N_JOBS,
-    Composition,
     Interval,
     StrOptions,
     as_numbers,
@@ -53,7 +52,7 @@ from skebm.base.processes import (
 from skebm.base.sampler import whole_number
 from skebm.distributions import Distribution, Stack
 from skebm.estimators._docs import DocLinkMixin
-from skebm.estimators.base import atomic
+from skebm.estimators.base import NamedEstimators, atomic
 from skebm.estimators.queries.joint import Joint, mixture_near
 from skebm.estimators.queries.mixin import QueriesMixin
 from skebm.estimators.queries.tractable import (
@@ -149,7 +148,13 @@ def fit_expert(
 
 
 class ProductOfDensities(
-    QueriesMixin, DocLinkMixin, SourceMixin, TasksMixin, DensityMixin, Composition, BaseEstimator
+    QueriesMixin,
+    DocLinkMixin,
+    SourceMixin,
+    TasksMixin,
+    DensityMixin,
+    NamedEstimators,
+    BaseEstimator,
 ):
     r"""Product of powers of densities, each fitted to the rows by itself.
 
@@ -237,6 +242,7 @@ class ProductOfDensities(
         "verbose": ["verbose"],
     }
     _has_tasks = True
+    _default_estimators = staticmethod(default_experts)
 
     def __init__(
         self,
@@ -254,21 +260,6 @@ class ProductOfDensities(
         self.random_state = random_state
         self.n_jobs = n_jobs
         self.verbose = verbose
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Parameters, with those of the experts as ``<name>__<parameter>`` if `deep`."""
-        if self.estimators is None:
-            return dict(super(Composition, self).get_params(deep=False))
-        return dict(self._get_params("estimators", deep=deep))
-
-    def set_params(self, **params: Any) -> ProductOfDensities:
-        """Set parameters; ``<name>__<parameter>`` sets one of an expert."""
-        if self.estimators is None and "estimators" not in params:
-            nested = {name.partition("__")[0] for name in params if "__" in name}
-            if nested & {name for name, _ in default_experts()}:
-                self.estimators = default_experts()
-        self._set_params("estimators", **params)
-        return self
 
     # ---------------------------------------------------------------- fitting
 

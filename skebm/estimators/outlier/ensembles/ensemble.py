@@ -13,7 +13,6 @@ from sklearn.utils import Bunch, get_tags, indexable
 
 from skebm._validation import (
     N_JOBS,
-    Composition,
     Interval,
     StrOptions,
     check_columns,
@@ -27,7 +26,7 @@ from skebm._validation import (
 from skebm.base import SettingWarning
 from skebm.base.processes import TasksMixin, parts_of_fit
 from skebm.estimators._docs import DocLinkMixin
-from skebm.estimators.base import atomic
+from skebm.estimators.base import NamedEstimators, atomic
 from skebm.estimators.outlier.columns import distinct_rows_of, summarise_columns
 from skebm.estimators.outlier.ensembles.members import (
     check_scores_rows,
@@ -59,7 +58,7 @@ class OutlierEnsemble(
     TasksMixin,
     OutlierMixin,
     MetaEstimatorMixin,
-    Composition,
+    NamedEstimators,
     BaseEstimator,
 ):
     r"""Ensemble of any densities and outlier detectors, with one exact conformal p-value per row.
@@ -156,6 +155,7 @@ class OutlierEnsemble(
         "n_jobs": N_JOBS,
     }
     _has_tasks = True
+    _default_estimators = staticmethod(default_members)
 
     def __init__(
         self,
@@ -173,21 +173,6 @@ class OutlierEnsemble(
         self.calibration_fraction = calibration_fraction
         self.random_state = random_state
         self.n_jobs = n_jobs
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Parameters, with those of the members as ``<name>__<parameter>`` if `deep`."""
-        if self.estimators is None:
-            return dict(super(Composition, self).get_params(deep=False))
-        return dict(self._get_params("estimators", deep=deep))
-
-    def set_params(self, **params: Any) -> OutlierEnsemble:
-        """Set parameters; ``<name>__<parameter>`` sets one of a member."""
-        if self.estimators is None and "estimators" not in params:
-            nested = {name.partition("__")[0] for name in params if "__" in name}
-            if nested & {name for name, _ in default_members()}:
-                self.estimators = default_members()
-        self._set_params("estimators", **params)
-        return self
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
