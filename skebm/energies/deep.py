@@ -7,7 +7,8 @@ side they are the two layers of a restricted Boltzmann machine.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from skebm.base import Centering, ContrastGradient, Offsets, Penalty
 from skebm.base.torchtools import softplus
+from skebm.base.units import Bernoulli
 from skebm.distributions import Columns, Distribution, IndependentBernoulli
 from skebm.distributions.independent import blocks_of
 from skebm.energies.rbm.binary import BernoulliRBM
@@ -129,7 +131,125 @@ class Layers:
 # ------------------------------------------------------------------------------
 
 
-class BernoulliDBM(BernoulliRBM):
+class FirstLayerMixin:
+    """What a deep machine remembers of the RBM of its first layer, from which it was trained.
+
+    It is a machine of the same shape, whose upper layers are independent of x and of each other, so
+    that p(x) is that of the RBM. Annealing goes through it (see
+    :class:`skebm.energies.path.FirstLayerPath`). Its parameters are buffers, so that they are
+    stored but not trained.
+    """
+
+    layers: Layers
+    remembers: bool
+    named_parameters: Any
+    get_buffer: Any
+
+    def _remember(self, first_layer: bool) -> None:
+        """Make room for the parameters of a first layer, if there is to be one."""
+        module: Any = self
+        self.remembers = first_layer
+        if first_layer:
+            for name, own in list(module.named_parameters()):
+                module.register_buffer(f"first_{name}", torch.zeros_like(own))
+
+    @torch.no_grad()
+    def set_first_layer(self, rbm: Any) -> None:
+        """Remember an RBM of the first layer, and set this machine to it.
+
+        Units of upper layers have the log-odds of untrained ones.
+        """
+        d, h = self.layers.n_visible, self.layers.sizes[1]
+        places: dict[str, Any] = {
+            "weight": (slice(h), slice(d)),
+            "visible_bias": slice(d),
+            "hidden_bias": slice(h),
+        }
+        given = dict(rbm.named_parameters())
+        off = 0.0 if isinstance(self, MixedRBM) else HIDDEN_LOGIT  # the base has it there
+        fill = {"weight": 0.0, "visible_bias": off, "hidden_bias": HIDDEN_LOGIT}
+        for name, buffer in self._first_parameters().items():
+            buffer.fill_(fill.get(name, 0.0))
+            if name in given:
+                buffer[places.get(name, slice(None))] = given[name]
+        self.return_to_first_layer()
+
+    @torch.no_grad()
+    def return_to_first_layer(self) -> None:
+        """Set this machine to the RBM that it remembers."""
+        first = self._first_parameters()
+        for name, own in self.named_parameters():
+            own.copy_(first[name])
+
+    def _first_parameters(self) -> dict[str, Tensor]:
+        return {name: self.get_buffer(f"first_{name}") for name, _ in self.named_parameters()}
+
+    @torch.no_grad()
+    def first_rbm(self) -> BernoulliRBM | MixedRBM:
+        """The RBM of the first layer by itself, of rows x."""
+        first, module, layers = self._first_parameters(), self, self.layers
+        like = first["hidden_bias"]
+        new: dict[str, Any] = {"generator": torch.Generator(like.device), "dtype": like.dtype}
+        rbm: BernoulliRBM | MixedRBM
+        if isinstance(module, MixedRBM):
+            parts = module.parts[:-1] if layers.n_beside else module.parts
+            base = parts[0] if len(parts) == 1 else Columns(parts)
+            rbm = MixedRBM(base, layers.sizes[1], **new)
+        else:
+            assert isinstance(module, BernoulliRBM)
+            rbm = BernoulliRBM(layers.n_visible, layers.sizes[1], **new)
+        for name, own in rbm.named_parameters():
+            own.copy_(first[name][tuple(slice(n) for n in own.shape)])
+        return rbm.requires_grad_(False)
+
+    def since_first_layer(self, share: float) -> BernoulliRBM | MixedRBM:
+        """The machine whose parameters are on the line from the first layer, at 0, to these."""
+        first, module = self._first_parameters(), self
+        if isinstance(module, MixedRBM):
+            return module.annealed(share, first)
+        assert isinstance(module, BernoulliRBM)
+        return module.copy_with(*(first[n].lerp(p, share) for n, p in self.named_parameters()))
+
+
+class FirstLayerRows(Distribution):
+    """Rows of the first layer of a deep machine, beside units that are independent of them.
+
+    Parameters
+    ----------
+    energy : BernoulliRBM or MixedRBM
+        The machine at its first layer (:meth:`FirstLayerMixin.since_first_layer`).
+    layers : Layers
+    draw : callable
+        ``draw(n, generator)`` returns rows x of the RBM, (n, d).
+    log_z : float
+        log Z of the machine at its first layer; nan if that is not known.
+    """
+
+    def __init__(
+        self,
+        energy: BernoulliRBM | MixedRBM,
+        layers: Layers,
+        draw: Callable[[int, torch.Generator], Tensor],
+        log_z: float = math.nan,
+    ):
+        self.energy, self.layers, self.draw, self.log_z = energy, layers, draw, log_z
+        self.domain = energy.domain
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        x = self.draw(n, generator)
+        mean = torch.full_like(x[:, :1], HIDDEN_LOGIT).sigmoid().expand(n, self.layers.n_beside)
+        return torch.cat([x, Bernoulli(mean).sample(generator)], 1)
+
+    @torch.no_grad()
+    def log_prob(self, x: Tensor) -> Tensor:
+        return -self.energy(x) - self.log_z
+
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> FirstLayerRows:
+        """The same, which is where its energy is."""
+        return self
+
+
+class BernoulliDBM(FirstLayerMixin, BernoulliRBM):
     r"""Deep Boltzmann machine of binary units, with all hidden layers.
 
     .. math:: E(x, h_1, \dots, h_L) = -b_0^\top x - \sum_{l=1}^L \bigl(b_l^\top h_l
@@ -150,6 +270,9 @@ class BernoulliDBM(BernoulliRBM):
         Precision of the parameters.
     base : IndependentBernoulli or None, default=None
         Independent columns of x, from which annealing and chains start; None are fair coins.
+
+    remembers : bool, default=False
+        Whether the machine remembers an RBM of its first layer (:meth:`set_first_layer`).
 
     Attributes
     ----------
@@ -182,6 +305,7 @@ class BernoulliDBM(BernoulliRBM):
         scale: float | None = None,
         dtype: torch.dtype = torch.float32,
         base: IndependentBernoulli | None = None,
+        remembers: bool = False,
     ):
         layout = Layers(tuple(layers))
         if base is not None:
@@ -192,6 +316,7 @@ class BernoulliDBM(BernoulliRBM):
         )
         self.layers = layout
         scale_weights(self, layout, scale)
+        self._remember(remembers)
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
@@ -210,7 +335,7 @@ class BernoulliDBM(BernoulliRBM):
         return mask_gradient(super().contrast_gradient(centering, penalty), self)
 
 
-class MixedDBM(MixedRBM):
+class MixedDBM(FirstLayerMixin, MixedRBM):
     r"""Deep Boltzmann machine with visible units of any kind; see :class:`MixedRBM`.
 
     .. math:: E(x, h_1, \dots, h_L) = -\log q_s(x) - b_0^\top t(x) - h_1^\top W_1 t(x)
@@ -229,6 +354,8 @@ class MixedDBM(MixedRBM):
         Standard deviation of the initial weights; None is that of Glorot and Bengio (2010).
     dtype : torch.dtype, default=torch.float32
         Precision of the parameters.
+    remembers : bool, default=False
+        Whether the machine remembers an RBM of its first layer (:meth:`set_first_layer`).
 
     Attributes
     ----------
@@ -261,6 +388,7 @@ class MixedDBM(MixedRBM):
         generator: torch.Generator,
         scale: float | None = None,
         dtype: torch.dtype = torch.float32,
+        remembers: bool = False,
     ):
         layout = Layers((base.domain.n_columns, *hidden_layers))
         if layout.n_beside:
@@ -270,6 +398,7 @@ class MixedDBM(MixedRBM):
         super().__init__(base, layout.n_between, generator=generator, scale=1.0, dtype=dtype)
         self.layers = layout
         scale_weights(self, layout, scale)
+        self._remember(remembers)
 
     @property
     def weights(self) -> tuple[Tensor, ...]:

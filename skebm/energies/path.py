@@ -22,6 +22,7 @@ from skebm.distributions import (
     IndependentCategorical,
     Uniform,
 )
+from skebm.energies.deep import FirstLayerMixin, FirstLayerRows
 from skebm.energies.pairwise import BoltzmannMachine
 from skebm.energies.rbm.binary import BernoulliRBM, Tilted
 from skebm.energies.rbm.classes import ClassRBM
@@ -31,6 +32,8 @@ from skebm.energies.rbm.subspace import SubspaceEnergy
 
 # Factors between 1/2 and 2 whose product neither overflows nor underflows in single precision.
 GROUP = 100
+# Inverse temperature at which the path of a deep machine is at its first layer.
+FIRST_LAYER = 0.75
 # RBMs of any columns, whose base is always a part of them.
 OnColumns = MixedRBM | ClassRBM | SubspaceEnergy | SpikeSlabEnergy
 
@@ -41,7 +44,8 @@ def annealing_path(energy: Energy, base: Distribution) -> AnnealingPath:
     For a bipartite energy from its own base (or from its ``wider_base()``, if it has one), a binary
     RBM from independent bits, and a pairwise energy from independent bits and categories or from a
     Chow-Liu tree, the bridge distributions are of the same kind as the energy, so that
-    :class:`skebm.samplers.Gibbs` can sample them. Any other pair of base and energy has the
+    :class:`skebm.samplers.Gibbs` can sample them. A deep machine that remembers its first layer is
+    reached through it. Any other pair of base and energy has the
     geometric path :math:`\beta E(x) - (1 - \beta) \log q(x)`.
 
     Parameters
@@ -64,6 +68,10 @@ def annealing_path(energy: Energy, base: Distribution) -> AnnealingPath:
     >>> path.at(0.5)(torch.ones(1, 9)).item()  # half of the energy of 18 pairs
     -9.0
     """
+    if isinstance(base, FirstLayerRows):
+        return SinceFirstLayer(energy, base)
+    if isinstance(energy, FirstLayerMixin) and energy.remembers:
+        return FirstLayerPath(energy, base)
     if isinstance(energy, OnColumns) and isinstance(base, WiderColumns):
         return WiderPath(energy, base)
     mixed = isinstance(energy, OnColumns)
@@ -205,15 +213,83 @@ class WiderPath(AnnealingPath):
         super().__init__(energy, base)
         off = energy.weight.new_zeros(1, energy.hidden_domain.n_columns)
         # Without weights and hidden biases, all states of the hidden layer have the same energy.
-        at_start = float(energy.annealed(0.0, base).hidden_energy(off).double())
+        at_start = float(energy.annealed(0.0, base.parameters).hidden_energy(off).double())
         self.log_z0 = energy.hidden_domain.log_n_states - at_start
-        self._annealed = functools.lru_cache(maxsize=2)(energy.annealed)
+        start = base.parameters
+        self._annealed = functools.lru_cache(maxsize=2)(lambda b: energy.annealed(b, start))
 
     def at(self, beta: float) -> BipartiteEnergy:
-        return self._annealed(beta, self.base)
+        return self._annealed(beta)
 
     def log_ratio(self, x: Tensor, old: float, new: float) -> Tensor:
         return (self.at(old)(x) - self.at(new)(x)).double()
+
+
+class SinceFirstLayer(AnnealingPath):
+    r"""From the first layer of a deep machine to the machine, linear in the parameters.
+
+    Parameters
+    ----------
+    energy : BernoulliDBM or MixedDBM
+        That remembers its first layer.
+    base : FirstLayerRows or None
+        Needed where the path begins there.
+    """
+
+    energy: Any
+
+    def __init__(self, energy: Any, base: FirstLayerRows | None):
+        super().__init__(energy, base)
+        self.log_z0 = math.nan if base is None else base.log_z
+        self._between = functools.lru_cache(maxsize=2)(energy.since_first_layer)
+
+    def at(self, beta: float) -> BipartiteEnergy:
+        return self._between(beta)
+
+    def log_ratio(self, x: Tensor, old: float, new: float) -> Tensor:
+        return (self.at(old)(x) - self.at(new)(x)).double()
+
+
+class FirstLayerPath(AnnealingPath):
+    r"""From a base to a deep machine, through the RBM of its first layer.
+
+    Up to :data:`FIRST_LAYER` it is the path of the RBM, beyond it that of `SinceFirstLayer`. The
+    RBM is nearer to the machine than any other distribution that annealing finds in short time.
+
+    References
+    ----------
+    Salakhutdinov and Hinton (2009), "Deep Boltzmann machines", AISTATS, section 3.2, anneal from
+    independent bits instead.
+    """
+
+    energy: Any
+
+    def __init__(self, energy: Any, base: Any):
+        super().__init__(energy, base)
+        self._since = SinceFirstLayer(energy, None)
+        self._first = annealing_path(self._since.at(0.0), base)
+        self.log_z0 = self._first.log_z0
+
+    def _parts(self, beta: float) -> tuple[float, float]:
+        """Places on the path to the first layer, and on the one from there."""
+        return min(beta / FIRST_LAYER, 1.0), max((beta - FIRST_LAYER) / (1 - FIRST_LAYER), 0.0)
+
+    def at(self, beta: float) -> Energy:
+        first, since = self._parts(beta)
+        return self._since.at(since) if since else self._first.at(first)
+
+    def log_ratio(self, x: Tensor, old: float, new: float) -> Tensor:
+        (first, since), (new_first, new_since) = self._parts(old), self._parts(new)
+        ratio = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        if first != new_first:
+            ratio = ratio + self._first.log_ratio(x, first, new_first)
+        if since != new_since:
+            ratio = ratio + self._since.log_ratio(x, since, new_since)
+        return ratio
+
+    def hidden_layer(self, x: Tensor, beta: float, generator: torch.Generator) -> Tensor | None:
+        first, since = self._parts(beta)
+        return None if since else self._first.hidden_layer(x, first, generator)
 
 
 class PairwisePath(AnnealingPath):

@@ -519,7 +519,8 @@ class BaseEBM(DocLinkMixin, SourceMixin, TasksMixin, BaseEstimator, abc.ABC):
         ).initialize()
         if validation is None and not streaming:
             train, held_out = family.hold_out(recipe, train, generator)
-            net.hold_out(held_out, family.log_ratios(recipe), recipe.n_assessments)
+            how = family.log_ratios(recipe), recipe.n_assessments, family.reference
+            net.hold_out(held_out, *how)
         elif validation is not None:
             judges = family.complete_copies(recipe, validation, generator)
             net.judge_by(judges, family.log_ratios(recipe))

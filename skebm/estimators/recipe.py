@@ -21,6 +21,7 @@ from skebm.training.plan import TrainingPlan
 from skebm.training.rows import Rows
 from skebm.training.selection import (
     GAIN,
+    THE_BASE,
     LogRatioOf,
     gain_by_more_rows,
     is_kept,
@@ -140,7 +141,7 @@ class Recipe(Generic[F]):
         if is_kept(gain, more):
             return False
         if not (net.note_ or self.family.why_not_converged(self, net, rows)):
-            warn_of_base(gain, self.family.of_what)
+            warn_of_base(gain, self.family.of_what, self.family.reference)
         return True
 
     def _of_base(self, net: EnergyNet, rows: Rows) -> Self:
@@ -164,6 +165,11 @@ class Family(abc.ABC):
     needs_validation_rows: ClassVar[bool] = False
     # Whether the estimator itself checks that a base stays, and takes its name for "auto".
     checks_base: ClassVar[bool] = True
+
+    @property
+    def reference(self) -> str:
+        """What held-out rows compare a model with, and what it is where they gain too little."""
+        return THE_BASE
 
     # ---------------------------------------------------------------- before training
 

@@ -63,6 +63,7 @@ from skebm.training.resume import Resume, settings_of
 from skebm.training.rows import Batches, Rows
 from skebm.training.selection import (
     GAIN,
+    THE_BASE,
     WORTH_A_WARNING,
     Assessment,
     Gain,
@@ -437,14 +438,15 @@ class EnergyNet(NeuralNet):
         rows: Rows | None,
         log_ratios: LogRatioOf | None = None,
         n_times: int = N_ASSESSMENTS,
+        reference: str = THE_BASE,
     ) -> None:
         """Set held-out rows, on which training is monitored, and how they assess a model.
 
         Without `log_ratios`, the objective's monitor assesses the model after each epoch; otherwise
-        these do so, `n_times` per fit.
+        these do so, `n_times` per fit. `reference` names what the log ratios are to.
         """
         self.held_out_, self.log_ratios_ = rows, None if rows is None else log_ratios
-        self.n_assessments_ = n_times
+        self.n_assessments_, self.reference_ = n_times, reference
 
     def judge_by(self, rows: Rows, log_ratios: LogRatioOf | None) -> None:
         """Set the rows that judge the weights that early stopping keeps.
@@ -634,8 +636,9 @@ class EnergyNet(NeuralNet):
             if self.guard_.seldom and given and n_steps < ENOUGH_STEPS:
                 remedy = f"Set n_iter to {math.ceil(ENOUGH_STEPS / n_batches)} or more."
             self.note_ = Notice(
-                f"Held-out rows became no more likely than under the base (by {best.gain:.2g} "
-                f"nats, standard error {best.error:.2g}), which is as good a model of these rows.",
+                f"Held-out rows became no more likely than under {self.reference_} (by "
+                f"{best.gain:.2g} nats, standard error {best.error:.2g}), which is as good a model "
+                "of these rows.",
                 TrainingWarning,
                 ((remedy, "n_iter"), ("More rows may find more.",)),
             )

@@ -27,6 +27,8 @@ LEAST_ERRORS = 0.5
 WORTH_A_WARNING = 0.1
 # Names of the gain of held-out rows in the history, and of its error.
 GAIN, ERROR = "gain_over_base", "gain_error"
+# What it is a gain over, where it is not something else.
+THE_BASE = "the base"
 # Rows from which on some are held out, and how many of these there are of few.
 FEWEST_ROWS, FEWEST_HELD_OUT = 20, 20
 
@@ -157,16 +159,17 @@ def gain_by_more_rows(
     return share * max(mean_log_prob(fitted) - mean_log_prob(held_out), 0.0) / 2
 
 
-def warn_of_base(found: Gain, what: str = "The model") -> None:
-    """Say that a model, or the part of it that is named, is its base, and why.
+def warn_of_base(found: Gain, what: str = "The model", reference: str = THE_BASE) -> None:
+    """Say that a model, or the part of it that is named, is its base or start, and why.
 
     Nothing is said where it is as good as any model that these rows may have, to within 0.1 nats.
     """
     if not is_worth_a_warning(found):
         return
     warn(
-        f"{what} is its base, fitted to all rows: held-out rows gain {found.gain:.2g} nats by "
-        f"training, with a standard error of {found.error:.2g}.",
+        f"{what} is {'its base, fitted to all rows' if reference == THE_BASE else reference}: "
+        f"held-out rows gain {found.gain:.2g} nats by training, with a standard error of "
+        f"{found.error:.2g}.",
         TrainingWarning,
         ("More rows, a larger n_iter or another base may help.", "n_iter", "base"),
         ("More rows or a larger n_iter may help.", "n_iter"),

@@ -220,19 +220,21 @@ class BernoulliRBM(BipartiteEnergy):
         right, down = -n_visible % multiple, -n_hidden % multiple
         if not right and not down:
             return self
+        off = -1e4  # sigmoid and softplus are 0 there in every precision
+        return self.copy_with(
+            zero_pad(self.weight.detach(), right, down),
+            nn.functional.pad(self.visible_bias, (0, right), value=off),
+            nn.functional.pad(self.hidden_bias, (0, down), value=off),
+        )
+
+    def copy_with(self, weight: Tensor, visible_bias: Tensor, hidden_bias: Tensor) -> BernoulliRBM:
+        """An RBM of other parameters, (H, d), (d,) and (H,), on the same base; not trained."""
         copy = object.__new__(BernoulliRBM)
         nn.Module.__init__(copy)
         copy.base, copy.structure = self.base, self.structure
-        copy.domain, copy.hidden_domain = (
-            Binary((n_visible + right,)),
-            Binary((n_hidden + down,)),
-        )
-        copy.weight = nn.Parameter(zero_pad(self.weight.detach(), right, down))
-        off = -1e4  # sigmoid and softplus are 0 there in every precision
-        copy.visible_bias = nn.Parameter(
-            nn.functional.pad(self.visible_bias, (0, right), value=off)
-        )
-        copy.hidden_bias = nn.Parameter(nn.functional.pad(self.hidden_bias, (0, down), value=off))
+        copy.domain, copy.hidden_domain = Binary(visible_bias.shape), Binary(hidden_bias.shape)
+        copy.weight = nn.Parameter(weight)
+        copy.visible_bias, copy.hidden_bias = nn.Parameter(visible_bias), nn.Parameter(hidden_bias)
         return copy.requires_grad_(False)
 
     def enumeration_cost(self) -> float:

@@ -414,11 +414,11 @@ class MixedRBM(BipartiteEnergy):
         copy.hidden_domain = Binary((n_hidden + down,))
         return copy
 
-    def annealed(self, beta: float, start: WiderColumns | None = None) -> MixedRBM:
+    def annealed(self, beta: float, start: dict[str, Tensor] | None = None) -> MixedRBM:
         """The model whose parameters are on the line from those of a start, at 0, to these, at 1.
 
-        By default all parameters are multiplied by `beta`: at 0 the model is the base with free
-        hidden units.
+        A parameter without a start is multiplied by `beta`: at 0 the model is, by default, the base
+        with free hidden units.
         """
         copy = object.__new__(MixedRBM)
         nn.Module.__init__(copy)
@@ -428,8 +428,8 @@ class MixedRBM(BipartiteEnergy):
         copy._register_kinds(self.is_real)
         for name, own in self.named_parameters():
             value = beta * own.detach()
-            if start is not None and name in start.parameters:
-                value = value + (1 - beta) * start.parameters[name]
+            if start is not None and name in start:
+                value = value + (1 - beta) * start[name]
             setattr(copy, name, nn.Parameter(value, requires_grad=False))
         return copy
 

@@ -452,13 +452,13 @@ class SpikeSlabEnergy(BipartiteEnergy):
 
     # ---------------------------------------------------------------- other parameters
 
-    def annealed(self, beta: float, start: WiderColumns | None = None) -> SpikeSlabEnergy:
+    def annealed(self, beta: float, start: dict[str, Tensor] | None = None) -> SpikeSlabEnergy:
         """-(1 - beta) log q(x) + beta E(x, h): the base with free spikes at 0, the model at 1.
 
         With a wider start, the path begins there instead of at the base.
         """
         weight, visible, hidden, mean, log_precision = self.tensors
-        wide = 1.0 if start is None else start.parameters["log_precision"].exp()
+        wide = 1.0 if start is None else start["log_precision"].exp()
         precision = (1 - beta) * wide + beta * log_precision.exp()
         root = math.sqrt(beta)
         return self._with(

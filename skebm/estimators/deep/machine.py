@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +24,14 @@ from skebm.estimators.base import (
     draw_seed,
 )
 from skebm.estimators.deep.family import (
+    FIRST_LAYER,
     DeepRecipe,
     design_deep,
     hidden_entries,
+    plain_base,
     warn_unless_converged,
 )
+from skebm.estimators.deep.first_layer import fit_first_layer
 from skebm.estimators.deep.meanfield import (
     MeanField,
     PosteriorMeans,
@@ -38,7 +42,7 @@ from skebm.estimators.deep.module import sigmoid_network
 from skebm.estimators.deep.rows import HiddenEntries
 from skebm.estimators.rbm.choice import BaseChoice, ValidationFits
 from skebm.estimators.rbm.drawing import LayersDensityMixin
-from skebm.estimators.rbm.family import GIVEN
+from skebm.estimators.rbm.family import FEWEST_ROWS, GIVEN
 from skebm.estimators.rbm.missing import hidden_means
 from skebm.estimators.tables.bases import (
     COLUMN_BASES,
@@ -217,10 +221,10 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
     _parameter_constraints: dict = DENSITY_CONSTRAINTS | {
         "hidden_layer_sizes": ["array-like", Interval(Integral, 1, None, closed="left")],
         "learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
-        "pretraining": [StrOptions({"layerwise"}), None],
+        "pretraining": [StrOptions({"auto", FIRST_LAYER, "layerwise"}), None],
         "mean_field": [MeanField, None],
         "chains": [Persistent, FromData, None],
-        "base": [StrOptions(set(COLUMN_BASES)), Distribution],
+        "base": [StrOptions({"auto", *COLUMN_BASES}), Distribution],
         "centering": [Centering, StrOptions({"auto"}), None],
         "penalty": [Penalty, None],
         "optimizer": [SGD, None],
@@ -247,10 +251,10 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
         n_iter="auto",
         verbose=0,
         random_state=None,
-        pretraining=None,
+        pretraining="auto",
         mean_field=None,
         chains=None,
-        base="independent",
+        base="auto",
         centering="auto",
         penalty=None,
         optimizer=None,
@@ -297,26 +301,62 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
                     "change. Clone the estimator to start from new weights."
                 )
             seed = last.family.seed
-            new = design_deep(self, table, layers, last.base, rows, seed, streaming=streaming)
+            before_now = BaseChoice(last.base_name, layers.n_between, last.base_reason)
+            new = design_deep(
+                *(self, table, layers, last.base, before_now, rows, seed),
+                streaming=streaming,
+                pretraining=last.family.pretraining,
+                guard_seed=last.guard_seed,
+            )
             both = new.family.rbm.by_halves and last.family.rbm.by_halves
             return new.with_epochs(last.plan.n_iter) if both else new
 
         seed = draw_seed(self.random_state_)
+        asked = plain_base(self.base)
+        start = self._start_of_training(layers, rows, streaming=streaming)
+        if start == FIRST_LAYER:
+            first = fit_first_layer(
+                self, layers.sizes[1], table.in_layout(None), hidden.without(rows)
+            )
+            own = first.recipe
+            chosen = BaseChoice(own.base_name, layers.n_between, own.base_reason)
+            found = design_deep(
+                *(self, table, layers, own.base, chosen, rows, seed),
+                streaming=streaming,
+                pretraining=start,
+                guard_seed=first.guard_seed,
+            )
+            return replace(found, trial=first)
 
         def base_of(name: str | None, some: Rows) -> Distribution:
-            fit = functools.partial(fit_table_base, self.base, table=table)
-            return fit_completed(fit, hidden.without(some), self.base)
+            fit = functools.partial(fit_table_base, asked, table=table)
+            return fit_completed(fit, hidden.without(some), asked)
 
         def plan(base: Distribution, chosen: BaseChoice, some: Rows) -> DeepRecipe:
-            return design_deep(self, table, layers, base, some, seed, streaming=streaming)
+            how: dict[str, Any] = {"streaming": streaming, "pretraining": start}
+            return design_deep(self, table, layers, base, chosen, some, seed, **how)
 
-        chosen = BaseChoice(None, layers.n_between, GIVEN)
+        name = asked if isinstance(asked, str) else None
+        chosen = BaseChoice(name, layers.n_between, GIVEN)
         found = plan(base_of(None, rows), chosen, rows)
         if not found.family.rbm.by_halves:
             return found
         generator = torch.Generator(rows.device).manual_seed(draw_seed(self.random_state_))
         trials = ValidationFits(base_of, plan, generator, self.net_params)
         return trials.by_halves(found, chosen, rows)
+
+    def _start_of_training(self, layers: Layers, rows: Rows, *, streaming: bool) -> str | None:
+        """How joint training starts.
+
+        A machine of few rows, of which none can judge it, starts at random weights by default, and
+        one of a single layer is trained as an RBM.
+        """
+        if streaming or layers.depth == 1 and self.pretraining != "layerwise":
+            return None
+        if self.pretraining == "auto":
+            return FIRST_LAYER if len(rows) >= FEWEST_ROWS else None
+        start: str | None = self.pretraining
+        return start
 
     @property
     def _n_features_out(self) -> int:

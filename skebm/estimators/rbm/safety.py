@@ -133,14 +133,14 @@ def has_crossed(bracket: LogPartition) -> bool:
     forward, *others = (
         WeightSummary(*part, math.nan) for name, part in bracket.parts.items() if name != WIDE
     )
-    return any(_is_above(forward, back) for back in others)
+    return any(is_above(forward, back) for back in others)
 
 
 def _or_infinite(log_z: float) -> float:
     return log_z if math.isfinite(log_z) else math.inf
 
 
-def _is_above(one: WeightSummary, other: WeightSummary) -> bool:
+def is_above(one: WeightSummary, other: WeightSummary) -> bool:
     """Whether an estimate is clearly above another one."""
     error = math.hypot(one.std_error, other.std_error)
     return one.log_mean - other.log_mean > max(CLEAR, CLEAR_ERRORS * error)
@@ -214,7 +214,7 @@ def _annealed(
     best, other = runs[0], runs[-1]
     error = math.hypot(best[2].std_error, other[2].std_error)
     more = other[2].log_mean - best[2].log_mean
-    if _is_above(other[2], best[2]):
+    if is_above(other[2], best[2]):
         return AnnealedRuns(*other, other[2].std_error <= largest_error)
     known = best[2].std_error <= largest_error and more <= max(error, largest_error)
     # Weights of a run of a much larger error say little, and one of them may be the largest of all.

@@ -119,8 +119,8 @@ class Table:
         self.domain: Domain = domain
         self.log_volume = sum(block.log_volume for block in self.targets)
 
-    def in_layout(self, layout: Layout, further: Sequence[ColumnBlock] = ()) -> Table:
-        """The same columns, and further blocks, of rows in a layout."""
+    def in_layout(self, layout: Layout | None, further: Sequence[ColumnBlock] = ()) -> Table:
+        """The same columns, and further blocks, of rows in a layout, or of plain rows."""
         blocks = [*self.blocks, *further]
         return Table(blocks, coding=self.coding, by_column=self.by_column, layout=layout)
 

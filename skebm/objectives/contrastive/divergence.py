@@ -448,11 +448,15 @@ class ContrastiveDivergence(Objective):
             )
 
     def state_with_draws(
-        self, state: ContrastiveState, draws: Tensor, generator: torch.Generator
+        self,
+        state: ContrastiveState,
+        draws: Tensor,
+        generator: torch.Generator,
+        share: float = 0.5,
     ) -> ContrastiveState:
-        """State in which up to half of the persistent chains continue from draws of the model."""
+        """State in which a share of the persistent chains continue from draws of the model."""
         with torch.no_grad(), sampling(self.energy):
-            return self.negatives.state_with_draws(self.energy, state, draws, generator)
+            return self.negatives.state_with_draws(self.energy, state, draws, generator, share)
 
     def over_ranks(
         self,

@@ -298,8 +298,9 @@ class NegativePhase:
         state: ContrastiveState,
         draws: Tensor,
         generator: torch.Generator,
+        share: float = 0.5,
     ) -> ContrastiveState:
-        """State in which up to half of the persistent chains, at random, continue from the draws.
+        """State in which a share of the persistent chains, at random, continue from the draws.
 
         Chains that local steps have kept near the data can then reach modes elsewhere. Reweighted
         chains, whose weights would be wrong, and those of samplers with replicas are unchanged.
@@ -308,7 +309,7 @@ class NegativePhase:
         alone = self.sampler.kernel is self.sampler
         if not (self.persistent and alone) or self.reweight or chain is None:
             return state
-        n = min(len(draws), len(chain.x) // 2)
+        n = min(len(draws), int(share * len(chain.x)))
         place = torch.randperm(len(chain.x), generator=generator, device=draws.device)[:n]
         moved = self.kernel(state.halvings).init(energy, chain.x.index_copy(0, place, draws[:n]))
         if isinstance(chain.aux, StepSettings):
