@@ -8,10 +8,10 @@ Protocols.
 - *small*: digits of scikit-learn, binarised at 8 of 16 (a random fifth each for validation and
   test, seed 0), DEBD sets with their published splits, and the first 5,000 training rows of
   binarised MNIST. Hidden layers of 128 and 64 units with each start, and RBMs of 128 units, which
-  are the first layers of the machines, and of 192; all other settings are defaults. Bounds are at the largest credible log Z, those of deep machines
-  by 100 importance weights; ``+-`` is the standard error of the mean over the test rows.
-  "gain" is the mean difference to the RBM of 128 units, row by row, and its standard error.
-  Independent columns and Chow-Liu trees are exact.
+  are the first layers of the machines, and of 192; all other settings are defaults. Bounds are at
+  the largest credible log Z, those of deep machines by 100 importance weights; ``+-`` is the
+  standard error of the mean over the test rows, and "gain" the mean difference to the RBM of 128
+  units, row by row, with its standard error. Independent columns and Chow-Liu trees are exact.
 - *speed*: seconds of an epoch of 5,000 random rows of 784 bits with layers of 500 and 1,000 units,
   batches of 100 and two mean-field steps, and of its matrix products alone, medians of 5.
 - *mnist*: binarised MNIST, layers of 500 and 1,000 units; bound of 2,000 validation rows and, once,

@@ -15,6 +15,7 @@ import pytest
 import skebm
 from skebm.base import Energy, Objective, PartitionEstimator, Sampler
 from skebm.distributions import Distribution
+from skebm.energies.deep import FirstLayerRows
 from skebm.energies.path import Couplings, Geometric, TiltedPairwise
 from skebm.energies.rbm.mixed import WiderColumns
 from skebm.estimators.base import BaseEBM
@@ -63,6 +64,7 @@ INTERNAL = {
     Block,
     Couplings,
     EstimatorDensity,
+    FirstLayerRows,
     FlippedPosterior,
     Geometric,
     TemperedMarginal,

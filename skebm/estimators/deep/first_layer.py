@@ -21,14 +21,14 @@ from skebm.estimators.base import chain_rows, draw_seed
 from skebm.estimators.deep.meanfield import MeanField, bound_of
 from skebm.estimators.deep.rows import FIRST_MEAN
 from skebm.estimators.rbm.estimator import RBMEstimator
-from skebm.estimators.rbm.safety import CHEAP_COST, N_HELD_OUT, is_above, over_log_z
+from skebm.estimators.rbm.safety import CHEAP_COST, is_above, over_log_z
 from skebm.estimators.tables.table import Table
 from skebm.partition.annealed import AnnealingPlan, Schedule
 from skebm.partition.exact import Exact, exact_draws, log_z_cost
 from skebm.partition.importance import WeightSummary, summarise
 from skebm.samplers import Gibbs
 from skebm.training.rows import Rows
-from skebm.training.selection import LogRatios, rows_apart
+from skebm.training.selection import LogRatios
 from skebm.training.trials import train_on
 
 if TYPE_CHECKING:
@@ -75,22 +75,23 @@ class FirstLayer(NamedTuple):
         Some of its training rows.
     draws : Tensor of shape (n, d)
         Rows of the RBM.
-    guard_seed : int or None
-        Which rows it was not trained on, as those that guard the deep machine.
+    guard_seed : int
+        Which rows guard the deep machine: those that guarded the RBM, if there are any.
     """
 
     recipe: Any
     net: EnergyNet
     x: Tensor
     draws: Tensor
-    guard_seed: int | None
+    guard_seed: int
 
 
 def fit_first_layer(estimator: Any, n_units: int, table: Table, rows: Rows) -> FirstLayer:
     """Train an RBM as `RBMEstimator` does, on rows of the columns alone.
 
-    Rows that guard its training also guard that of the deep machine. If there are none, some are
-    held out of all that it does.
+    Rows that guard its training also guard that of the deep machine. If there are none, as with
+    exact learning, the rows that guard the machine are among those that the RBM has seen, which
+    makes it harder for the machine to be better.
     """
     given = {name: getattr(estimator, name) for name in SHARED}
     rbm = RBMEstimator(n_units, partition=None, **given)
@@ -101,15 +102,8 @@ def fit_first_layer(estimator: Any, n_units: int, table: Table, rows: Rows) -> F
     rbm.random_state_ = check_random_state(given_seed if own else seed)
     with collect_warnings():  # of a start, which is trained further
         net, train = rbm._start(rows, table, None, streaming=False)
-        guard_seed = rbm._recipe.guard_seed
-        if guard_seed is None:
-            guard_seed = seed
-            rows = rows_apart(rows, N_HELD_OUT, seed)[0]
-            if net.held_out_ is None:  # a line search, whose choices may have seen the others
-                train = rbm._recipe.family.deduplicate(rbm._recipe, rows)
-            else:
-                net, train = rbm._start(rows, table, None, streaming=False)
         recipe = rbm._recipe
+        guard_seed = seed if recipe.guard_seed is None else recipe.guard_seed
         net.completion_ = functools.partial(recipe.family.complete, recipe)
         train_on(net, train)
         recipe = recipe.after_training(net, train)

@@ -74,10 +74,10 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
     Given x the hidden layers depend on each other. Their posterior is approximated by independent
     units (mean field), whose means persist from one pass over the rows to the next, and training
     follows the gradient of the variational bound of log p(x), with persistent chains for the
-    expectation under the model [1]_. The gradient is centred, so that joint training from random
-    weights works [2]_. `score_samples` returns a **lower bound** of log p(x), by importance
-    sampling from mean field (see :class:`~skebm.estimators.MeanField`), or the exact value if the
-    hidden layers are small enough to be summed out (`bound_kind_`).
+    expectation under the model [1]_. The gradient is centred [2]_. Training starts at the RBM of
+    the first layer, below which the model never ends. `score_samples` returns a **lower bound** of
+    log p(x), by importance sampling from mean field (see :class:`~skebm.estimators.MeanField`), or
+    the exact value if the hidden layers are small enough to be summed out (`bound_kind_`).
 
     Columns of X may be bits, categories and numbers, with missing entries, as in
     :class:`RBMEstimator`. With a single hidden layer the model is the same as there.
@@ -89,6 +89,7 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
         machine.
     learning_rate : float or "auto", default="auto"
         Learning rate. ``"auto"``: 0.1 (0.3 on a tree), decaying linearly to a hundredth of that.
+        Joint training that starts at a first layer takes three tenths of it.
     batch_size : int or "auto", default="auto"
         Maximum number of rows per step. ``"auto"``: 100, or fewer if there would otherwise be fewer
         than 10,000 steps in `n_iter` epochs.
@@ -101,22 +102,25 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
         1 shows a progress bar.
     random_state : int, RandomState instance or None, default=None
         Seed of the weights, the shuffling and the chains; global generators are not used.
-    pretraining : {"layerwise"} or None, default=None
-        Start of the joint training. None: random weights. ``"layerwise"``: RBMs of neighbouring
-        layers are trained first, from below, each for a fifth of the epochs. Meanwhile the upward
-        weights of the first and the downward weights of the last are doubled; the weights of those
-        in between are halved afterwards [1]_. Upper layers then depend more on x, but with the
-        default layers likelihood bounds were no higher on four data sets.
+    pretraining : {"auto", "first-layer", "layerwise"} or None, default="auto"
+        Start of the joint training. ``"first-layer"``: the RBM of the first layer, trained as
+        :class:`RBMEstimator` is, below which the machine never ends (see Notes). ``"auto"`` is that
+        with 200 rows or more, and None with fewer. None: random weights. ``"layerwise"``: RBMs of
+        neighbouring layers are trained first, from below, each for a fifth of the epochs. Meanwhile
+        the upward weights of the first and the downward weights of the last are doubled; the
+        weights of those in between are halved afterwards [1]_. Upper layers then depend more on x,
+        but with the default layers likelihood bounds were no higher on four data sets.
     mean_field : MeanField or None, default=None
         Tolerance and steps of mean field and the number of importance weights; None is
         ``MeanField()``. Its parameters can be searched over by ``mean_field__<name>``.
     chains : Persistent, FromData or None, default=None
         Chains of the expectation under the model; None is ``Persistent(n_steps=1)``. ``FromData``
         starts them at the rows and the means of their hidden units.
-    base : str or Distribution, default="independent"
+    base : str or Distribution, default="auto"
         Base q of the columns that the model corrects: ``"independent"``, ``"chow-liu"``,
         ``"block-tree"``, ``"gaussian"``, ``"latent-classes"``, or a distribution with exact
-        conditionals; as in :class:`RBMEstimator`.
+        conditionals; as in :class:`RBMEstimator`. ``"auto"``: the one of the first layer, chosen by
+        held-out rows, and ``"independent"`` without a trained first layer.
     centering : Centering, "auto" or None, default="auto"
         Centre the units of all layers in the gradient [2]_. ``"auto"`` also divides it by powers of
         the units' variances, unless `learning_rate` is set.
@@ -124,7 +128,7 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
         Penalties on all weights, and on the mean activation of h1, h3, ...
     optimizer : SGD or None, default=None
         Momentum, schedule, averaging and roll-backs; None is :class:`skebm.training.SGD` with its
-        default settings.
+        default settings, and after a first layer ``SGD(averaging=0.9)``.
     visible : {"auto", "bernoulli", "probabilities"}, default="auto"
         Visible units of the columns that are not categorical. ``"auto"``: Bernoulli units if all
         values are in [0, 1]; otherwise columns that hold values other than zeros and ones are
@@ -188,11 +192,19 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
 
     Notes
     -----
+    **Training starts at the RBM of the first layer** by default. It is the one that
+    ``RBMEstimator(hidden_layer_sizes[0])`` of the same settings and seed becomes. Upper layers then
+    have weights so small that p(x) stays the same, and joint training continues with a moving
+    average of the weights. log Z is annealed from the base through the RBM, or from the RBM where
+    its states can be summed.
+
     **Held-out rows guard the training** as in :class:`RBMEstimator`, if there are 200 rows or more,
     whatever else is set. A tenth of the rows, at most 500, is then not trained on. Twenty times
-    during a fit, their bound, with log Z estimated by annealing, is compared with the base. `fit`
-    does not keep weights that are clearly worse than earlier ones, or worse than the base. With
-    fewer rows, models of the two halves determine the number of epochs if `n_iter` is ``"auto"``.
+    during a fit, their bound, with log Z estimated by annealing, is compared with the first layer
+    (``gain_over_base`` in `history_`), or with the base where there is none. `fit` does not keep
+    weights that are clearly worse than earlier ones, and the model is its first layer, or its base,
+    unless it gains half a standard error. With fewer rows, models of the two halves determine the
+    number of epochs if `n_iter` is ``"auto"``.
 
     In training, missing entries are drawn by Gibbs steps given the known ones. For new rows, the
     likelihood of the known entries is estimated by annealing; it is low on average.
@@ -288,7 +300,6 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
     def _design(
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
     ) -> DeepRecipe:
-        hidden = hidden_entries(table)
         layers = Layers((table.domain.n_columns, *hidden_sizes(self.hidden_layer_sizes)))
         if before is not None:
             last = self._recipe
@@ -311,22 +322,33 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
             both = new.family.rbm.by_halves and last.family.rbm.by_halves
             return new.with_epochs(last.plan.n_iter) if both else new
 
-        seed = draw_seed(self.random_state_)
-        asked = plain_base(self.base)
         start = self._start_of_training(layers, rows, streaming=streaming)
         if start == FIRST_LAYER:
-            first = fit_first_layer(
-                self, layers.sizes[1], table.in_layout(None), hidden.without(rows)
-            )
-            own = first.recipe
-            chosen = BaseChoice(own.base_name, layers.n_between, own.base_reason)
-            found = design_deep(
-                *(self, table, layers, own.base, chosen, rows, seed),
-                streaming=streaming,
-                pretraining=start,
-                guard_seed=first.guard_seed,
-            )
-            return replace(found, trial=first)
+            return self._after_first_layer(rows, table, layers, streaming=streaming)
+        return self._from_base(rows, table, layers, start, streaming=streaming)
+
+    def _after_first_layer(
+        self, rows: Rows, table: Table, layers: Layers, *, streaming: bool
+    ) -> DeepRecipe:
+        """The recipe of a training that starts at an RBM, which is trained here."""
+        seed, columns = draw_seed(self.random_state_), hidden_entries(table).without(rows)
+        first = fit_first_layer(self, layers.sizes[1], table.in_layout(None), columns)
+        own = first.recipe
+        chosen = BaseChoice(own.base_name, layers.n_between, own.base_reason)
+        found = design_deep(
+            *(self, table, layers, own.base, chosen, rows, seed),
+            streaming=streaming,
+            pretraining=FIRST_LAYER,
+            guard_seed=first.guard_seed,
+        )
+        return replace(found, trial=first)
+
+    def _from_base(
+        self, rows: Rows, table: Table, layers: Layers, start: str | None, *, streaming: bool
+    ) -> DeepRecipe:
+        """The recipe of a training that starts near the base, whose epochs halves may choose."""
+        seed, hidden = draw_seed(self.random_state_), hidden_entries(table)
+        asked = plain_base(self.base)
 
         def base_of(name: str | None, some: Rows) -> Distribution:
             fit = functools.partial(fit_table_base, asked, table=table)
