@@ -1,0 +1,120 @@
+"""Which rule makes a graph of which estimator, and which estimators have none."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from sklearn.frozen import FrozenEstimator
+from sklearn.pipeline import Pipeline
+
+import skebm.estimators as ours
+from skebm._validation import check_is_fitted
+from skebm.estimators.storage import package_version
+from skebm.export.columns import Frame
+from skebm.export.detectors import detector_outputs, surprise_outputs
+from skebm.export.encoder import encoder_outputs
+from skebm.export.graph import ExportError, Graph
+from skebm.export.models import (
+    Output,
+    Outputs,
+    belief_outputs,
+    classifier_outputs,
+    density_outputs,
+    product_outputs,
+    rbm_outputs,
+    tractable_outputs,
+)
+
+# Estimators that cannot be exported: why, and what to do instead.
+REFUSED = {
+    ours.ConditionalDensity: "each condition has a log Z of its own, which is estimated by chains",
+    ours.DeepBoltzmannMachine: "its hidden layers are found by steps until they converge",
+    ours.DensityClassifier: "it asks a density of each class: export these one by one",
+    ours.DensityImputer: "it draws what is missing",
+    ours.DensityRegressor: "it integrates a density over each row's values of y",
+    ours.GatedRBM: "it takes pairs of rows",
+    ours.HopfieldMemory: "it recalls patterns by steps until they converge",
+    ours.OutlierEnsemble: "it merges detectors of any package: export these one by one",
+    ours.SequenceOutlierDetector: "it scores sequences, not rows",
+    ours.StreamMonitor: "it learns from the rows that it scores",
+    ours.TemporalRBM: "it scores sequences, not rows",
+    ours.TemporalRBMClassifier: "it scores sequences, not rows",
+    ours.Windows: "it makes rows of a series, whose neighbours no row has",
+}
+
+
+def outputs_of(graph: Graph, model: Any, frame: Frame) -> Outputs:
+    """What a model computes for the rows of a frame, by name."""
+    for kind, why in REFUSED.items():
+        if isinstance(model, kind):
+            raise ExportError(
+                f"{type(model).__name__} cannot be exported, as {why}. Score rows in Python, with "
+                "a model stored by skops or pickle."
+            )
+    for kind, rule in RULES.items():
+        if isinstance(model, kind):
+            return rule(graph, model, frame)
+    raise ExportError(
+        f"{type(model).__name__} has no rule of export: it is for estimators of skebm, and for "
+        "pipelines of them. Score rows in Python, with a model stored by skops or pickle."
+    )
+
+
+def _pipeline_outputs(graph: Graph, model: Any, frame: Frame) -> Outputs:
+    """The last step, of what the steps before make of rows."""
+    before = [step for _, step in model.steps[:-1] if step not in (None, "passthrough")]
+    missing = True
+    for step in before:
+        found = outputs_of(graph, step, frame)
+        if "transform" not in found:
+            raise ExportError(f"{type(step).__name__} has no transform in a graph.")
+        rows, missing = found["transform"].node, missing and found["transform"].missing
+        frame = Frame(graph, len(step.get_feature_names_out()), rows=rows)
+    found = outputs_of(graph, model.steps[-1][1], frame)
+    return {k: Output(v.node, missing) for k, v in found.items()} if before else found
+
+
+RULES: dict[Any, Callable[[Graph, Any, Frame], Outputs]] = {
+    Pipeline: _pipeline_outputs,
+    FrozenEstimator: lambda graph, model, frame: outputs_of(graph, model.estimator, frame),
+    ours.TableEncoder: encoder_outputs,
+    ours.RBMEstimator: rbm_outputs,
+    ours.NeuralDensity: density_outputs,
+    ours.BoltzmannMachineDensity: density_outputs,
+    ours.JEMClassifier: classifier_outputs,
+    ours.RBMClassifier: classifier_outputs,
+    ours.TractableDensity: tractable_outputs,
+    ours.ProductOfDensities: functools.partial(product_outputs, outputs_of=outputs_of),
+    ours.RowSurprise: functools.partial(surprise_outputs, outputs_of=outputs_of),
+    ours.EnergyOutlierDetector: functools.partial(detector_outputs, outputs_of=outputs_of),
+    ours.DeepBeliefNetwork: belief_outputs,
+}
+
+
+def description(model: Any) -> tuple[Graph, dict[str, Any]]:
+    """The graph of a fitted model, and the rest of what a scorer needs, as plain values.
+
+    Raises
+    ------
+    NotFittedError
+    ExportError
+        If the model, or a part of it, has no translation.
+    """
+    check_is_fitted(model)
+    graph = Graph()
+    names = getattr(model, "feature_names_in_", None)
+    coding = getattr(model, "_coding", None)
+    if names is None and coding is not None:
+        names = coding.names
+    n_columns = int(model.n_features_in_)
+    frame = Frame(graph, n_columns, None if names is None else [str(name) for name in names])
+    found = outputs_of(graph, model, frame)
+    head = {
+        "format": 1,
+        "skebm": package_version(),
+        "estimator": type(model).__name__,
+        "outputs": {k: {"node": v.node.number, "missing": v.missing} for k, v in found.items()},
+    }
+    return graph, head
