@@ -22,7 +22,7 @@ class Call:
     args, kwargs
         Arguments; those that depend on rows are nodes, others tensors and plain values.
     shape : list of int
-        Of the result; -1 is the number of rows, or a multiple of it.
+        Of the result; -k is k times the number of rows.
     shapes : list
         The same of each argument, None where it is no array.
     like : Node
@@ -85,13 +85,18 @@ def _plain(op: str, n: int) -> Rule:
     return lambda call: call.apply(op, *(call.node(k) for k in range(n)))
 
 
-UNARY = "abs exp expm1 log log1p sqrt sigmoid tanh isnan isinf sin cos sign floor erf neg"
+UNARY = "abs exp expm1 log log1p sqrt sigmoid tanh isnan isinf sin cos sign floor erf"
 for _name in UNARY.split():
     OPERATIONS[_name] = _plain(_name, 1)
-for _theirs, _ours in (("round", "rint"), ("bitwise_not", "not"), ("logical_not", "not")):
+for _theirs, _ours in (
+    ("round", "rint"),
+    ("bitwise_not", "logical_not"),
+    ("logical_not", "logical_not"),
+    ("neg", "negative"),
+):
     OPERATIONS[_theirs] = _plain(_ours, 1)
 for _theirs, _ours in (
-    ("mul", "mul"),
+    ("mul", "multiply"),
     ("maximum", "maximum"),
     ("minimum", "minimum"),
     ("mm", "matmul"),
@@ -99,15 +104,15 @@ for _theirs, _ours in (
     ("bmm", "matmul"),
     ("matmul", "matmul"),
     ("dot", "matmul"),
-    ("logical_and", "and"),
-    ("logical_or", "or"),
-    ("eq", "eq"),
-    ("lt", "lt"),
-    ("le", "le"),
-    ("where", "where"),
+    ("logical_and", "logical_and"),
+    ("logical_or", "logical_or"),
+    ("eq", "equal"),
+    ("lt", "less"),
+    ("le", "less_equal"),
     ("remainder", "mod"),
 ):
-    OPERATIONS[_theirs] = _plain(_ours, 3 if _ours == "where" else 2)
+    OPERATIONS[_theirs] = _plain(_ours, 2)
+OPERATIONS["where"] = _plain("where", 3)
 
 
 # ------------------------------------------------------------------------------
@@ -156,22 +161,22 @@ def _bitwise_or(call: Call) -> Node:
 
 def _bits(call: Call, op: str) -> Node:
     x, y = call.node(0), call.node(1)
-    return call.apply(op if x.kind == "b" else f"bit{op}", x, y)
+    return call.apply(f"logical_{op}" if x.kind == "b" else f"bitwise_{op}", x, y)
 
 
 @rule("ne")
 def _unequal(call: Call) -> Node:
-    return ~call.apply("eq", call.node(0), call.node(1))
+    return ~call.apply("equal", call.node(0), call.node(1))
 
 
 @rule("gt")
 def _greater(call: Call) -> Node:
-    return call.apply("lt", call.node(1), call.node(0))
+    return call.apply("less", call.node(1), call.node(0))
 
 
 @rule("ge")
 def _greater_or_equal(call: Call) -> Node:
-    return call.apply("le", call.node(1), call.node(0))
+    return call.apply("less_equal", call.node(1), call.node(0))
 
 
 @rule("hypot")
@@ -207,7 +212,7 @@ def _power(call: Call) -> Node:
     x, power = call.node(0), call.args[1]
     if power == 2:
         return x * x
-    return call.apply("sqrt", x) if power == 0.5 else call.apply("pow", x, power)
+    return call.apply("sqrt", x) if power == 0.5 else call.apply("power", x, power)
 
 
 @rule("rsqrt")
@@ -354,9 +359,10 @@ def _solve_triangular(call: Call) -> Node:
 
 @rule("view", "reshape", "_unsafe_view", "squeeze", "flatten", "unflatten")
 def _view(call: Call) -> Node:
-    if call.shape.count(-1) > 1:
+    shape = [max(size, -1) for size in call.shape]
+    if shape.count(-1) > 1:
         raise ExportError("An array of two dimensions of rows has no translation.")
-    return call.apply("reshape", call.node(0), shape=call.shape)
+    return call.apply("reshape", call.node(0), shape=shape)
 
 
 @rule("unsqueeze")
@@ -371,7 +377,9 @@ def _expand(call: Call) -> Node:
 
 @rule("t")
 def _t(call: Call) -> Node:
-    return call.apply("transpose", call.node(0), axes=[1, 0]) if len(call.shape) == 2 else _same(call)
+    return (
+        call.apply("transpose", call.node(0), axes=[1, 0]) if len(call.shape) == 2 else _same(call)
+    )
 
 
 @rule("transpose")
@@ -408,7 +416,7 @@ def _ends(call: Call, axis: int, start: Any, stop: Any) -> tuple[int, int] | Non
     """First and last place of a part of an axis; None for all rows."""
     size = call.shapes[0][axis]
     start, stop = 0 if start is None else start, size if stop is None else stop
-    if size == -1:
+    if size < 0:
         if start == 0:
             return None
         raise ExportError("A part of the rows has no translation.")
@@ -432,7 +440,7 @@ def _narrow(call: Call) -> Node:
 def _selected(call: Call) -> Node:
     axis, index = call.axis(call.args[1]), call.args[2]
     size = call.shapes[0][axis]
-    if size == -1:
+    if size < 0:
         raise ExportError("A single row has no translation.")
     return call.apply("take", call.node(0), torch.tensor(index % size), axis=axis)
 
@@ -441,7 +449,7 @@ def _selected(call: Call) -> Node:
 def _split(call: Call) -> list[Node]:
     axis = call.axis(call.given(2, "dim", 0))
     total, sizes = call.shapes[0][axis], call.args[1]
-    if total == -1:
+    if total < 0:
         return [_same(call)]
     if isinstance(sizes, int):
         sizes = [min(sizes, total - start) for start in range(0, max(total, 1), sizes)]
@@ -503,7 +511,7 @@ def _filled(call: Call, value: Any) -> Node:
     dtype = call.kwargs.get("dtype")
     if dtype == torch.bool:
         value = bool(value)
-    if -1 not in call.shape:
+    if min(call.shape, default=0) >= 0:
         return call.graph.node(np.full(call.shape, value))
     return call.apply("fill", call.like, shape=call.shape, value=value)
 
@@ -544,6 +552,17 @@ def _is_mask(index: Any) -> bool:
     return index.kind == "b" if isinstance(index, Node) else index.dtype == torch.bool
 
 
+@rule("index_add")
+def _index_add(call: Call) -> Node:
+    axis, index = call.axis(call.args[1]), call.args[2]
+    if axis != len(call.shape) - 1 or not isinstance(index, Tensor):
+        raise ExportError("Sums by places of rows have no translation.")
+    to = torch.eye(call.shape[axis], dtype=torch.float64)[index]
+    return call.node(0) + call.apply("matmul", call.args[3], to) * float(
+        call.kwargs.get("alpha", 1)
+    )
+
+
 @rule("gather")
 def _gathered(call: Call) -> Node:
     return call.apply("take_along", call.node(0), call.node(2), axis=call.axis(call.args[1]))
@@ -564,9 +583,7 @@ def _places(call: Call) -> Node:
         call.apply("searchsorted", own, call.apply("take", x, torch.tensor(k), axis=0), right=right)
         for k, own in enumerate(edges)
     ]
-    return call.apply(
-        "concat", *(call.apply("unsqueeze", one, axis=0) for one in found), axis=0
-    )
+    return call.apply("concat", *(call.apply("unsqueeze", one, axis=0) for one in found), axis=0)
 
 
 @rule("bucketize")
@@ -584,7 +601,7 @@ def _axes(call: Call, dims: Any) -> list[int]:
     n = len(call.shapes[0])
     dims = range(n) if dims is None or dims == [] else dims
     found = sorted(d % n for d in ([dims] if isinstance(dims, int) else dims))
-    if any(call.shapes[0][axis] == -1 for axis in found):
+    if any(call.shapes[0][axis] < 0 for axis in found):
         raise ExportError("A sum over rows has no translation.")
     return found
 
@@ -614,7 +631,7 @@ for _theirs, _ours in (
 @rule("cumsum")
 def _cumsum(call: Call) -> Node:
     axis = call.axis(call.args[1])
-    if call.shapes[0][axis] == -1:
+    if call.shapes[0][axis] < 0:
         raise ExportError("A sum over rows has no translation.")
     return call.apply("cumsum", call.node(0), axis=axis)
 

@@ -56,6 +56,12 @@ class Frame:
             return self._array().column(j)
         return self.graph.column(self.names[j], j)
 
+    def times(self, j: int, what: str) -> Node:
+        """Days of dates and durations of column j, (n,); NaN where missing (`Graph.column`)."""
+        if self.names is None or self._rows is not None:
+            raise ExportError("Dates of arrays have no translation: fit the model to a data frame.")
+        return self.graph.column(self.names[j], j, time=what)
+
     def codes(self, j: int, levels: Any, *, unseen: bool) -> Node:
         """Places of the levels of column j, (n,); NaN where missing, -1 for others if `unseen`."""
         if self.names is None or self._rows is not None:
@@ -66,7 +72,7 @@ class Frame:
                     f"Column {self.names[j]!r} has levels of type {type(level).__name__}, which no "
                     "file holds: make them text before the fit."
                 )
-        found = self.graph.column(self.names[j], j, list(levels), unseen)
+        found = self.graph.column(self.names[j], j, levels=list(levels), unseen=unseen)
         return found if unseen else self.graph.apply("where", found < 0.0, np.nan, found)
 
     def several(self, columns: list[int], coding: Coding | None) -> Node:
@@ -121,7 +127,9 @@ def _entries(graph: Graph, block: ColumnBlock, x: Node) -> Node:
         return (inside - low) / width if len(block.scaling.columns) else inside
     if isinstance(block, BitBlock | StateBlock):
         return x
-    raise ExportError(f"Columns of {type(block).__name__} cannot be exported: score them in Python.")
+    raise ExportError(
+        f"Columns of {type(block).__name__} cannot be exported: score them in Python."
+    )
 
 
 def _outside(block: ColumnBlock, x: Node) -> Node | None:

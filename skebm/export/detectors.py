@@ -22,16 +22,15 @@ from skebm.export.graph import ExportError, Graph, Node
 from skebm.export.models import (
     Output,
     Outputs,
+    difference,
     relative_log_density_node,
     threshold_outputs,
+    tolerance,
 )
 
 OutputsOf = Callable[[Graph, Any, Frame], Outputs]
 # Entries of a table of pairs of values, up to which it is one.
 MOST_PAIRS = 100_000
-# Values of statistics that differ by less, relative to their size, are equal: about the rounding
-# of models in single precision.
-ROUNDING = 1e-6
 
 # ------------------------------------------------------------------------------
 # Surprise
@@ -59,7 +58,7 @@ def surprise_outputs(graph: Graph, model: Any, frame: Frame, outputs_of: Outputs
     surprise = graph.apply("where", itself, mean(model._own_tails), mean(model._tails))
     surprise = surprise + _unseen(graph, model._unseen, x, itself)
     found = {"log_density": Output(-surprise)}
-    return found | threshold_outputs(graph, -surprise - model.offset_, False)
+    return found | threshold_outputs(graph, difference(graph, -surprise, model.offset_), False)
 
 
 def _nearest(graph: Graph, nearest: NearestRow, x: Node) -> tuple[Node, Node]:
@@ -190,14 +189,14 @@ def detector_outputs(graph: Graph, model: Any, frame: Frame, outputs_of: Outputs
         found["p_value"] = Output(_p_values(graph, threshold, nodes), missing)
         margin = _margin(graph, threshold, nodes)
     else:
-        margin = _difference(graph, nodes[0], threshold.value)
+        margin = difference(graph, nodes[0], threshold.value)
     if len(nodes) > 1:
         score = margin + model.offset_
     else:
         constant = log_normaliser(model.estimators_[0]) if statistic == "log_density" else 0.0
         score = nodes[0] - constant if constant else nodes[0]
-    return found | {"log_density": Output(score, missing)} | threshold_outputs(
-        graph, margin, missing
+    return (
+        found | {"log_density": Output(score, missing)} | threshold_outputs(graph, margin, missing)
     )
 
 
@@ -207,7 +206,9 @@ def _statistic(statistic: Any, outputs: Outputs, model: Any) -> Output:
         return outputs["log_density"]
     if statistic == "log_density":
         name = "energy" if "energy" in outputs else "log_density"
-        return Output(relative_log_density_node(outputs, last_step(model)[1]), outputs[name].missing)
+        return Output(
+            relative_log_density_node(outputs, last_step(model)[1]), outputs[name].missing
+        )
     if statistic == "max_proba" and "proba" in outputs:
         return Output(outputs["proba"].node.reduce("max"), outputs["proba"].missing)
     raise ExportError(
@@ -215,22 +216,10 @@ def _statistic(statistic: Any, outputs: Outputs, model: Any) -> Output:
     )
 
 
-def _difference(graph: Graph, values: Node, reference: Any) -> Node:
-    """values - reference, where equal infinities are equal, and what differs by rounding, too."""
-    reference = graph.node(reference)
-    same = graph.apply("abs", values - reference) <= _tolerance(graph, values)
-    return graph.apply("where", values.equals(reference) | same, 0.0, values - reference)
-
-
-def _tolerance(graph: Graph, values: Node) -> Node:
-    """By how much a value and the one that a fit has kept of the same row may differ."""
-    return graph.apply("maximum", graph.apply("abs", values), 1.0) * ROUNDING
-
-
 def _p_values(graph: Graph, threshold: ConformalThreshold, values: list[Node]) -> Node:
     # Equal values count as at most this one, which rounding must not tell apart.
     values = [
-        graph.apply("where", graph.apply("isinf", one), one, one + _tolerance(graph, one))
+        graph.apply("where", graph.apply("isinf", one), one, one + tolerance(graph, one))
         for one in values
     ]
     if threshold.weight is not None:
@@ -247,13 +236,11 @@ def _margin(graph: Graph, threshold: ConformalThreshold, values: list[Node]) -> 
     """How far the statistic of each row lies above the threshold, (n,)."""
     n_below = threshold.n_below
     if len(threshold.parts) == 1:
-        return _difference(graph, values[0], float(threshold.parts[0][n_below]))
+        return difference(graph, values[0], float(threshold.parts[0][n_below]))
     pairs = zip(threshold.parts, values, strict=True)
     together = [
-        _difference(graph, graph.apply("unsqueeze", value, axis=1), part[: n_below + 1])
+        difference(graph, graph.apply("unsqueeze", value, axis=1), part[: n_below + 1])
         for part, value in pairs
     ]
     both = graph.apply("concat", *together, axis=1)
     return graph.apply("kth_largest", both, k=n_below + 1)
-
-

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from skebm.estimators.tables.encoding.dates import DATES, DURATIONS
 from skebm.estimators.tables.encoding.donors import TIES, donors_by_column
-from skebm.estimators.tables.encoding.levels import LevelCodes
+from skebm.estimators.tables.encoding.levels import UNSEEN, LevelCodes
 from skebm.estimators.tables.encoding.numbers import Deviation, Feature
 from skebm.export.columns import Frame
-from skebm.export.graph import ExportError, Graph, Node
+from skebm.export.graph import Graph, Node
 from skebm.export.models import Output, Outputs
 
 
@@ -26,7 +27,7 @@ def encoder_outputs(graph: Graph, model: Any, frame: Frame) -> Outputs:
     for j, level in model._levels.items():
         parts.append(codes.level(j, level))
     z = graph.apply("concat", *parts, axis=1) if len(parts) > 1 else parts[0]
-    return {"transform": Output(_completed(graph, z, model._donors), True)}
+    return {"transform": Output(_completed(graph, z, model._donors), True, True)}
 
 
 class _Codes:
@@ -37,10 +38,14 @@ class _Codes:
         coding = model._coding
         self.levels = {} if coding is None else coding.levels
 
-    def column(self, j: int) -> Node:
+    def column(self, j: int, clock: bool = False) -> Node:
         """Numbers, or codes of levels, (n,): NaN where missing, -1 of unseen levels."""
         if j in self.levels:
             return self.frame.codes(j, self.levels[j], unseen=True)
+        kind = self.model._notes[j].kind
+        if kind in (DATES, DURATIONS):
+            what = "duration" if kind == DURATIONS else "clock" if clock else "days"
+            return self.frame.times(j, what)
         return self.frame.numbers(j)
 
     def feature(self, feature: Feature | Deviation) -> Node:
@@ -52,16 +57,28 @@ class _Codes:
             place = graph.apply("where", code.isnan() | (code < 0.0), float(last), code)
             mean = graph.apply("take", feature.means, place.cast("i"), axis=0)
             return self.feature(feature.feature) - graph.apply("unsqueeze", mean, axis=1)
-        if feature.span is not None or feature.kind != "number":
-            raise ExportError(
-                f"TableEncoder makes {feature.names[0]!r} of dates, which have no translation yet: "
-                "pass days as numbers, such as (date - pd.Timestamp(0)).dt.days, or leave them out."
-            )
+        if feature.kind == "cycle":
+            local = self.column(feature.columns[0], clock=True)
+            part = graph.apply("mod", local, feature.period) * (2 * np.pi / feature.period)
+            return graph.side_by_side([graph.apply(op, part) for op in ("cos", "sin")])
         x = self.column(feature.columns[0])
+        if feature.kind != "number":
+            x = self.column(feature.columns[1]) - x
+        if feature.kind == "order":
+            return graph.side_by_side([graph.apply("where", x < 0.0, UNSEEN, 0.0)])
+        if feature.span is not None:
+            x = self._days_of_fit(x, *feature.span)
         if feature.scale:
             logs = graph.apply("log1p", graph.apply("abs", x) / feature.scale)
             x = graph.apply("sign", x) * logs
-        return graph.apply("unsqueeze", x, axis=1)
+        return graph.side_by_side([x])
+
+    def _days_of_fit(self, days: Node, first: float, last: float) -> Node:
+        """Days that go on before the first or after the last one, as :func:`days_of_fit`."""
+        reach = last - first
+        before = (days < first) & (days >= first - reach)
+        after = (days > last) & (days <= last + reach)
+        return self.graph.apply("where", before | after, (first + last) / 2, days)
 
     def level(self, j: int, level: LevelCodes) -> Node:
         """The columns of a level, (n, k)."""

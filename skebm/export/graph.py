@@ -16,10 +16,32 @@ import numpy as np
 # Kinds of the entries of an array: numbers, integers, truth values, text.
 KINDS = {"f": "f", "i": "i", "u": "i", "b": "b", "U": "s"}
 # Operations whose results are truth values, and integers.
-OF_TRUTH = {"isnan", "isinf", "not", "eq", "lt", "le", "and", "or", "any", "all"}
+OF_TRUTH = {
+    "isnan",
+    "isinf",
+    "logical_not",
+    "equal",
+    "less",
+    "less_equal",
+    "logical_and",
+    "logical_or",
+    "any",
+    "all",
+}
 OF_INTEGERS = {"argmax", "searchsorted", "smallest"}
-ARITHMETIC = {"add", "sub", "mul", "div", "pow", "mod", "maximum", "minimum", "matmul", "eq"}
-ARITHMETIC |= {"lt", "le"}
+ARITHMETIC = {
+    "add",
+    "subtract",
+    "multiply",
+    "divide",
+    "power",
+    "mod",
+    "maximum",
+    "minimum",
+    "matmul",
+    "equal",
+}
+ARITHMETIC |= {"less", "less_equal"}
 
 
 class ExportError(ValueError):
@@ -43,53 +65,53 @@ class Node:
         return self._binary("add", other, True)
 
     def __sub__(self, other: Any) -> Node:
-        return self._binary("sub", other)
+        return self._binary("subtract", other)
 
     def __rsub__(self, other: Any) -> Node:
-        return self._binary("sub", other, True)
+        return self._binary("subtract", other, True)
 
     def __mul__(self, other: Any) -> Node:
-        return self._binary("mul", other)
+        return self._binary("multiply", other)
 
     def __rmul__(self, other: Any) -> Node:
-        return self._binary("mul", other, True)
+        return self._binary("multiply", other, True)
 
     def __truediv__(self, other: Any) -> Node:
-        return self._binary("div", other)
+        return self._binary("divide", other)
 
     def __rtruediv__(self, other: Any) -> Node:
-        return self._binary("div", other, True)
+        return self._binary("divide", other, True)
 
     def __matmul__(self, other: Any) -> Node:
         return self._binary("matmul", other)
 
     def __neg__(self) -> Node:
-        return self.graph.apply("neg", self)
+        return self.graph.apply("negative", self)
 
     def __lt__(self, other: Any) -> Node:
-        return self._binary("lt", other)
+        return self._binary("less", other)
 
     def __le__(self, other: Any) -> Node:
-        return self._binary("le", other)
+        return self._binary("less_equal", other)
 
     def __gt__(self, other: Any) -> Node:
-        return self._binary("lt", other, True)
+        return self._binary("less", other, True)
 
     def __ge__(self, other: Any) -> Node:
-        return self._binary("le", other, True)
+        return self._binary("less_equal", other, True)
 
     def __and__(self, other: Any) -> Node:
-        return self._binary("and", other)
+        return self._binary("logical_and", other)
 
     def __or__(self, other: Any) -> Node:
-        return self._binary("or", other)
+        return self._binary("logical_or", other)
 
     def __invert__(self) -> Node:
-        return self.graph.apply("not", self)
+        return self.graph.apply("logical_not", self)
 
     def equals(self, other: Any) -> Node:
         """Where two arrays are equal."""
-        return self._binary("eq", other)
+        return self._binary("equal", other)
 
     def isnan(self) -> Node:
         """Where entries are NaN."""
@@ -132,8 +154,7 @@ class Graph:
     nodes : list of [operation, numbers of its inputs, settings]
     arrays : list of ndarray
     columns : list of dict
-        Name, number, levels (None of numbers) and whether unseen levels are no missing entries, of
-        each column that is read.
+        What :meth:`column` was called with, of each column that is read.
     width : int
         Number of columns of a model of arrays, which are one input; else 0.
     """
@@ -153,11 +174,21 @@ class Graph:
         self.width = width
         return self._add("column", [], {"column": 0}, "f")
 
-    def column(
-        self, name: str, number: int, levels: list[Any] | None = None, unseen: bool = False
-    ) -> Node:
-        """A column by name: numbers, or places of its levels, NaN where missing, (n,)."""
-        found = {"name": name, "number": number, "levels": levels, "unseen": unseen}
+    def column(self, name: str, number: int, **kind: Any) -> Node:
+        """A column by name, (n,): numbers, NaN where missing.
+
+        Parameters
+        ----------
+        name : str
+        number : int
+            Place of the column in an array of rows.
+        **kind : dict
+            ``levels``, a list of values, of which the numbers are the places, -1 for others, and
+            ``unseen``, whether these are no missing entries; or ``time``: "days" since 1970 of
+            dates, in UTC, "clock" by the clocks of their time zone, or "duration", in days.
+        """
+        found = {"name": name, "number": number, "levels": None, "unseen": False, "time": None}
+        found |= kind
         if found not in self.columns:
             self.columns.append(found)
         return self._add("column", [], {"column": self.columns.index(found)}, "f")
@@ -224,6 +255,21 @@ class Graph:
         parts = [self.apply("unsqueeze", one, axis=1) for one in columns]
         return parts[0] if len(parts) == 1 else self.apply("concat", *parts, axis=1)
 
+    def pruned(self, outputs: Sequence[int]) -> tuple[Graph, dict[int, int]]:
+        """The graph with nothing but what outputs need, and the new numbers of its nodes."""
+        found, numbers = Graph(), dict[int, int]()
+        found.width, found.n_columns = self.width, self.n_columns
+        for k in dependencies(self, outputs):
+            op, inputs, given = self.nodes[k]
+            if op == "constant":
+                made = found.node(self.arrays[given["array"]])
+            elif op == "column" and not self.width:
+                made = found.column(**self.columns[given["column"]])
+            else:
+                made = found._add(op, [numbers[i] for i in inputs], given, self.kinds[k])
+            numbers[k] = made.number
+        return found, numbers
+
     def _add(self, op: str, inputs: list[int], given: dict[str, Any], kind: str) -> Node:
         key = (op, tuple(inputs), json.dumps(given, sort_keys=True))
         number = self._known.get(key)
@@ -233,3 +279,14 @@ class Graph:
             self.kinds.append(kind)
             self._known[key] = number
         return Node(self, number, kind)
+
+
+def dependencies(graph: Graph, outputs: Sequence[int]) -> list[int]:
+    """Numbers of the nodes that some need, these among them, in order."""
+    found, left = set(outputs), list(outputs)
+    while left:
+        for k in graph.nodes[left.pop()][1]:
+            if k not in found:
+                found.add(k)
+                left.append(k)
+    return sorted(found)

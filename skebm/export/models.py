@@ -1,4 +1,4 @@
-"""What is computed for rows by models of an energy: densities, classifiers, products of densities."""
+"""What densities, classifiers and products of densities compute for rows."""
 
 from __future__ import annotations
 
@@ -22,16 +22,22 @@ from skebm.export.tracing import traced
 
 # Entries of all hidden states, beside the columns of a row, up to which they are summed over.
 MOST_ENTRIES = 1_000_000
+# Values that differ by less, relative to their size, are equal: the rounding of models in single
+# precision. Rows of few states are as likely as the threshold, which is that of one of them.
+ROUNDING = 1e-6
 
 
 class Output(NamedTuple):
-    """What is asked of rows, and whether rows with missing entries have it."""
+    """What is asked of rows, whether rows with missing entries have it, and if it is an array."""
 
     node: Node
     missing: bool = False
+    wide: bool = False
 
 
 Outputs = dict[str, Output]
+# Names of what may be asked.
+OUTPUTS = ("log_density", "energy", "predict", "proba", "p_value", "transform", "decision")
 
 
 def energy_rows(graph: Graph, model: Any, frame: Frame) -> EnergyRows:
@@ -76,7 +82,19 @@ def density_outputs(graph: Graph, model: Any, frame: Frame) -> Outputs:
         "log_density": Output(log_density, missing),
         "energy": Output(energy, missing),
     }
-    return found | threshold_outputs(graph, model.threshold_ - energy, missing)
+    return found | threshold_outputs(graph, difference(graph, -energy, -model.threshold_), missing)
+
+
+def difference(graph: Graph, values: Node, reference: Any) -> Node:
+    """values - reference; 0 where they are equal up to rounding, or equal infinities."""
+    reference = graph.node(reference)
+    same = graph.apply("abs", values - reference) <= tolerance(graph, values)
+    return graph.apply("where", values.equals(reference) | same, 0.0, values - reference)
+
+
+def tolerance(graph: Graph, values: Node) -> Node:
+    """By how much a value and the one that a fit has kept of an equal row may differ."""
+    return graph.apply("maximum", graph.apply("abs", values), 1.0) * ROUNDING
 
 
 def threshold_outputs(graph: Graph, decision: Node, missing: bool) -> Outputs:
@@ -91,7 +109,7 @@ def rbm_outputs(graph: Graph, model: Any, frame: Frame) -> Outputs:
     rows = energy_rows(graph, model, frame)
     means, n = model._recipe.family.units.means, model._n_features_out
     features = trace_rows(graph, model, lambda energy, x: means(energy, x)[:, :n], rows.x)
-    return found | {"transform": Output(features)}
+    return found | {"transform": Output(features, wide=True)}
 
 
 def _by_completeness(graph: Graph, complete: Node, of_known: Callable[[Node], Node], known: Node):
@@ -115,7 +133,7 @@ def _energy_of_known(
     def log_sum(x: Tensor, known: Tensor) -> Tensor:
         n, d = x.shape
         together = [one[:, None].expand(n, len(h), d).reshape(-1, d) for one in (known, x)]
-        hidden = h[None].expand(n, *h.shape).reshape(-1, h.shape[1])
+        hidden = (x.new_zeros(n, 1, 1) + h).reshape(-1, h.shape[1])
         value = -energy.hidden_energy(hidden, clamp=Clamp(*together))
         return value.view(n, len(h)).logsumexp(1)
 
@@ -127,8 +145,7 @@ def _energy_of_known(
 
     try:
         of_known(graph.apply("isnan", x).reduce("any"))
-    except ExportError as e:
-        print(e)
+    except ExportError:
         return None
     return of_known
 
@@ -172,9 +189,9 @@ def class_outputs(graph: Graph, classes: np.ndarray, logits: Node) -> Outputs:
     two = len(classes) == 2
     decision = logits.column(1) - logits.column(0) if two else logits
     return {
-        "proba": Output(graph.apply("exp", logits - total)),
+        "proba": Output(graph.apply("exp", logits - total), wide=True),
         "predict": Output(graph.apply("take", plain_classes(classes), place, axis=0)),
-        "decision": Output(decision),
+        "decision": Output(decision, wide=not two),
     }
 
 
@@ -253,4 +270,4 @@ def belief_outputs(graph: Graph, model: Any, frame: Frame) -> Outputs:
     for rbm in model.rbms_[1:]:
         x = rbm_outputs(graph, rbm, Frame(graph, rbm.n_features_in_, rows=x))["transform"].node
     keep = ("energy", "log_density") if len(model.rbms_) == 1 else ()
-    return {name: found[name] for name in keep} | {"transform": Output(x)}
+    return {name: found[name] for name in keep} | {"transform": Output(x, wide=True)}

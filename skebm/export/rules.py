@@ -17,7 +17,6 @@ from skebm.export.detectors import detector_outputs, surprise_outputs
 from skebm.export.encoder import encoder_outputs
 from skebm.export.graph import ExportError, Graph
 from skebm.export.models import (
-    Output,
     Outputs,
     belief_outputs,
     classifier_outputs,
@@ -47,19 +46,27 @@ REFUSED = {
 
 def outputs_of(graph: Graph, model: Any, frame: Frame) -> Outputs:
     """What a model computes for the rows of a frame, by name."""
+    check_has_rule(model)
+    check_is_fitted(model)
+    for kind, rule in RULES.items():
+        if isinstance(model, kind):
+            return rule(graph, model, frame)
+    raise AssertionError
+
+
+def check_has_rule(model: Any) -> None:
+    """Raise `ExportError` for a model without a rule."""
     for kind, why in REFUSED.items():
         if isinstance(model, kind):
             raise ExportError(
                 f"{type(model).__name__} cannot be exported, as {why}. Score rows in Python, with "
                 "a model stored by skops or pickle."
             )
-    for kind, rule in RULES.items():
-        if isinstance(model, kind):
-            return rule(graph, model, frame)
-    raise ExportError(
-        f"{type(model).__name__} has no rule of export: it is for estimators of skebm, and for "
-        "pipelines of them. Score rows in Python, with a model stored by skops or pickle."
-    )
+    if not isinstance(model, tuple(RULES)):
+        raise ExportError(
+            f"{type(model).__name__} has no rule of export: it is for estimators of skebm, and for "
+            "pipelines of them. Score rows in Python, with a model stored by skops or pickle."
+        )
 
 
 def _pipeline_outputs(graph: Graph, model: Any, frame: Frame) -> Outputs:
@@ -73,7 +80,7 @@ def _pipeline_outputs(graph: Graph, model: Any, frame: Frame) -> Outputs:
         rows, missing = found["transform"].node, missing and found["transform"].missing
         frame = Frame(graph, len(step.get_feature_names_out()), rows=rows)
     found = outputs_of(graph, model.steps[-1][1], frame)
-    return {k: Output(v.node, missing) for k, v in found.items()} if before else found
+    return {k: v._replace(missing=missing) for k, v in found.items()} if before else found
 
 
 RULES: dict[Any, Callable[[Graph, Any, Frame], Outputs]] = {
@@ -102,6 +109,7 @@ def description(model: Any) -> tuple[Graph, dict[str, Any]]:
     ExportError
         If the model, or a part of it, has no translation.
     """
+    check_has_rule(model)
     check_is_fitted(model)
     graph = Graph()
     names = getattr(model, "feature_names_in_", None)
@@ -111,10 +119,18 @@ def description(model: Any) -> tuple[Graph, dict[str, Any]]:
     n_columns = int(model.n_features_in_)
     frame = Frame(graph, n_columns, None if names is None else [str(name) for name in names])
     found = outputs_of(graph, model, frame)
+    graph, numbers = graph.pruned([one.node.number for one in found.values()])
     head = {
         "format": 1,
         "skebm": package_version(),
         "estimator": type(model).__name__,
-        "outputs": {k: {"node": v.node.number, "missing": v.missing} for k, v in found.items()},
+        "outputs": {
+            name: {
+                "node": numbers[one.node.number],
+                "missing": one.missing,
+                "wide": one.wide,
+            }
+            for name, one in found.items()
+        },
     }
     return graph, head

@@ -1,18 +1,15 @@
 """Score rows with a model that skebm exported, by NumPy alone.
 
-This file may be copied: it imports nothing but NumPy and the standard library.
-
->>> import scorer  # doctest: +SKIP
->>> model = scorer.load("model.npz")  # doctest: +SKIP
->>> model.score_samples({"city": ["Rome", None], "rain": [10.0, 3.5]})  # doctest: +SKIP
+This file may be copied: it imports nothing but NumPy and the standard library. In it
+``load_scorer("model.npz").score_samples({"city": ["Rome", None], "rain": [10.0, 3.5]})`` scores two rows.
 """
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
 import zipfile
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,58 +18,38 @@ import numpy as np
 FORMAT = 1
 
 
-def load(file: Any) -> Scorer:
+def load_scorer(file: Any) -> Scorer:
     """The model in a file that :meth:`Scorer.save` wrote; nothing in it is executed.
 
-    Parameters
-    ----------
-    file : str, path or binary file
-
-    Returns
-    -------
-    Scorer
-
-    Raises
-    ------
-    ValueError
-        If the file is none of these, or of another version of the format.
+    Raises `ValueError` if the file is none of these, or of another version of the format.
     """
     try:
         with np.load(file, allow_pickle=False) as found:
             arrays = {name: found[name] for name in found.files}
         graph = json.loads(arrays.pop("graph").tobytes())
-        arrays = [arrays[f"a{k}"] for k in range(len(arrays))]
-    except (ValueError, KeyError, AttributeError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError("This is no file of skebm.export.to_numpy.") from error
-    if graph["format"] != FORMAT:
+        form, version = graph["format"], graph["skebm"]
+    except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{file} is no file of skebm.export.to_numpy.") from error
+    if form != FORMAT:
         raise ValueError(
-            f"The file has format {graph['format']}, written by skebm {graph['skebm']}, and this "
-            f"scorer reads format {FORMAT}: take scorer.py of that version, or export again."
+            f"{file} has format {form}, written by skebm {version}, and this scorer reads format "
+            f"{FORMAT}: use scorer.py of that version, or export the model again."
         )
-    return Scorer(graph, arrays)
+    return Scorer(graph, [arrays[f"a{k}"] for k in range(len(arrays))])
 
 
 class Scorer:
     """A fitted model as arrays and the operations on them, in float64.
 
     It has the methods of the model that was exported, with the same results. Rows are data frames,
-    dicts of columns by name or arrays with the columns of `fit`, in their order; missing entries
-    are NaN or None.
-
-    Parameters
-    ----------
-    graph : dict
-        The operations, as in the file.
-    arrays : list of ndarray
-        Constants of the operations.
+    dicts of columns by name, or arrays with the columns of `fit`, in their order; missing entries
+    are NaN or None. Values that a column of bits cannot have make a row impossible.
 
     Attributes
     ----------
-    estimator : str
-        Name of the class of the model.
-    version : str
-        Version of skebm that exported it.
-    columns : list of str, or None
+    estimator, version : str
+        Name of the class of the model, and version of skebm that exported it.
+    columns : list of str or None
         Names of the columns that are used; None for a model of arrays.
     outputs : list of str
         What can be asked.
@@ -81,21 +58,18 @@ class Scorer:
     def __init__(self, graph: dict[str, Any], arrays: list[np.ndarray]):
         self._graph, self._arrays = graph, arrays
         self.estimator, self.version = graph["estimator"], graph["skebm"]
-        self.columns = None if graph["width"] else [c["name"] for c in graph["columns"]]
+        names = dict.fromkeys(column["name"] for column in graph["columns"])
+        self.columns = None if graph["width"] else list(names)
         self.outputs = list(graph["outputs"])
 
     def __repr__(self) -> str:
         return f"Scorer({self.estimator}, outputs={self.outputs})"
 
     def save(self, file: Any) -> None:
-        """Write the model to one ``.npz`` file without pickled objects.
-
-        Parameters
-        ----------
-        file : str, path or binary file
-        """
+        """Write the model to one ``.npz`` file without pickled objects."""
         text = np.frombuffer(json.dumps(self._graph).encode(), dtype=np.uint8)
-        np.savez_compressed(file, graph=text, **{f"a{k}": a for k, a in enumerate(self._arrays)})
+        arrays: dict[str, Any] = {f"a{k}": a for k, a in enumerate(self._arrays)}
+        np.savez_compressed(file, graph=text, **arrays)
 
     # ---------------------------------------------------------------- what is asked
 
@@ -134,31 +108,31 @@ class Scorer:
             raise AttributeError(f"This {self.estimator} was exported with {self.outputs} alone.")
         asked, step = self._graph["outputs"][name], self._graph["rows"]
         columns, n = self._read(X, asked["missing"])
-        used = self._used(asked["node"])
+        last_use = self._last_uses(asked["node"])
         parts = [
-            self._evaluate(asked["node"], used, [c[start : start + step] for c in columns])
+            self._evaluate(asked["node"], last_use, [c[start : start + step] for c in columns])
             for start in range(0, n, step)
         ]
         return np.concatenate(parts)
 
-    def _used(self, last: int) -> dict[int, int]:
-        """The nodes that one depends on, in order, each with the last node that reads it."""
-        readers, left = {last: last}, [last]
+    def _last_uses(self, last: int) -> dict[int, int]:
+        """The nodes that one depends on, in order, each with the last of them that reads it."""
+        found, left = {last: last}, [last]
         while left:
             node = left.pop()
             for k in self._graph["nodes"][node][1]:
-                if k not in readers:
+                if k not in found:
                     left.append(k)
-                readers[k] = max(readers.get(k, 0), node)
-        return dict(sorted(readers.items()))
+                found[k] = max(found.get(k, 0), node)
+        return dict(sorted(found.items()))
 
-    def _evaluate(self, last: int, used: dict[int, int], columns: list[np.ndarray]) -> np.ndarray:
+    def _evaluate(self, last: int, uses: dict[int, int], columns: list[np.ndarray]) -> np.ndarray:
         values: dict[int, np.ndarray] = {}
         done: dict[int, list[int]] = {}
-        for node, reader in used.items():
+        for node, reader in uses.items():
             done.setdefault(reader, []).append(node)
         with np.errstate(all="ignore"):
-            for node in used:
+            for node in uses:
                 op, inputs, given = self._graph["nodes"][node]
                 if op == "constant":
                     values[node] = self._arrays[given["array"]]
@@ -170,8 +144,6 @@ class Scorer:
                     if k != last:
                         del values[k]
         return values[last]
-
-    # ---------------------------------------------------------------- rows
 
     def _read(self, X: Any, missing: bool) -> tuple[list[np.ndarray], int]:
         """The columns as arrays of numbers, and the number of rows."""
@@ -192,12 +164,18 @@ class Scorer:
     def _read_column(self, X: Any, column: dict[str, Any], missing: bool) -> np.ndarray:
         name, levels = column["name"], column["levels"]
         values = _column_of(X, name, column["number"], self._graph["n_columns"])
-        if levels is None:
-            found = _numbers(values, name)
-        else:
-            found = _codes(values, levels)
-        unknown = found < 0 if levels is not None and not column["unseen"] else False
-        self._check(np.where(unknown, math.nan, found), name, missing)
+        if levels is not None:
+            place = {level: float(code) for code, level in enumerate(levels)}
+            objects = _objects(values)
+            found = np.array([math.nan if _is_missing(v) else place.get(v, -1.0) for v in objects])
+            unknown = (found < 0) & (not column["unseen"])
+            self._check(np.where(unknown, math.nan, found), name, missing)
+            return found
+        try:
+            found = _days(values, column["time"]) if column["time"] else _numbers(values)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"Column {name!r}: {error}.") from error
+        self._check(found, name, missing)
         return found
 
     def _check(self, numbers: np.ndarray, name: str, missing: bool) -> None:
@@ -211,9 +189,9 @@ class Scorer:
 
 
 def _column_of(X: Any, name: str, number: int, n_columns: int) -> Any:
-    if hasattr(X, "keys") or hasattr(X, "columns"):
-        names = list(X.keys() if hasattr(X, "keys") else X.columns)
-        if name not in names:
+    names = X.keys() if hasattr(X, "keys") else getattr(X, "columns", None)
+    if names is not None:
+        if name not in list(names):
             raise ValueError(f"X lacks the column {name!r}.")
         return X[name]
     rows = X if hasattr(X, "ndim") else np.array([list(row) for row in X], dtype=object)
@@ -227,32 +205,37 @@ def _is_missing(value: Any) -> bool:
 
 
 def _objects(values: Any) -> list[Any]:
-    for method in ("to_list", "tolist"):
-        if hasattr(values, method):
-            return list(getattr(values, method)())
-    return list(values)
+    method = getattr(values, "to_list", None) or getattr(values, "tolist", None)
+    return list(values) if method is None else method()
 
 
-def _numbers(values: Any, name: str) -> np.ndarray:
+def _numbers(values: Any) -> np.ndarray:
     """A column as float64, NaN where missing."""
-    kind = getattr(getattr(values, "dtype", None), "kind", "O")
-    if isinstance(values, np.ndarray) and kind in "biuf":
+    if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
         return values.astype(np.float64)
-    try:
-        return np.array([math.nan if _is_missing(v) else float(v) for v in _objects(values)])
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"Column {name!r} must hold numbers: {error}.") from error
+    return np.array([math.nan if _is_missing(v) else float(v) for v in _objects(values)])
 
 
-def _codes(values: Any, levels: list[Any]) -> np.ndarray:
-    """Places of the levels, -1 where a value is none of them, NaN where missing."""
-    place = {level: float(code) for code, level in enumerate(levels)}
-    return np.array([math.nan if _is_missing(v) else place.get(v, -1.0) for v in _objects(values)])
+def _days(values: Any, what: str) -> np.ndarray:
+    """Dates as days since 1970, in UTC or by the clock; durations as days; NaN where missing."""
+    unit = "m8[us]" if what == "duration" else "M8[us]"
+    if isinstance(values, np.ndarray) and values.dtype.kind in "mM":
+        found = values.astype(unit)
+    else:
+        found = np.array([_instant(v, what) for v in _objects(values)], dtype=unit)
+    since = found if what == "duration" else found - np.datetime64(0, "D")
+    return np.where(np.isnat(found), np.nan, since / np.timedelta64(1, "D"))
 
 
-# ------------------------------------------------------------------------------
-# Operations
-# ------------------------------------------------------------------------------
+def _instant(value: Any, what: str) -> Any:
+    if _is_missing(value):
+        return "NaT"
+    if isinstance(value, str):
+        value, what = datetime.datetime.fromisoformat(value.strip()), "days"
+    if getattr(value, "tzinfo", None) is not None:
+        value = value if what == "clock" else value.astimezone(datetime.UTC)
+        value = value.replace(tzinfo=None)
+    return value.to_numpy() if hasattr(value, "to_numpy") else value  # of pandas
 
 
 def _merge(mask: np.ndarray, on: np.ndarray, off: np.ndarray) -> np.ndarray:
@@ -272,48 +255,37 @@ def _slice(x: np.ndarray, axis: int, start: int, stop: int, step: int = 1) -> np
     return x[(slice(None),) * axis + (slice(start, stop, step),)]
 
 
-def _sizes(like: np.ndarray, shape: list[int]) -> tuple[int, ...]:
-    """A shape whose -1 is the number of rows."""
-    return tuple(len(like) if size == -1 else size for size in shape)
-
-
 def _smallest(x: np.ndarray, k: int) -> np.ndarray:
-    """Places of the k smallest entries of each row."""
-    return np.argpartition(x, k - 1, axis=1)[:, :k]
+    """Places of the one or two smallest entries of each row."""
+    first = x.argmin(axis=1)[:, None]
+    if k == 1:
+        return first
+    others = x.copy()
+    np.put_along_axis(others, first, np.inf, axis=1)
+    return np.concatenate([first, others.argmin(axis=1)[:, None]], axis=1)
 
 
-def _unary() -> Iterator[tuple[str, Callable[..., np.ndarray]]]:
-    """Functions of one array that NumPy has under the same name."""
-    for name in "abs exp expm1 log log1p sqrt tanh isnan isinf sin cos sign floor rint".split():
-        yield name, getattr(np, name)
+def _sizes(like: np.ndarray, shape: list[int]) -> tuple[int, ...]:
+    """A shape whose -k is k times the number of rows."""
+    return tuple(-size * len(like) if size < 0 else size for size in shape)
 
 
-OPERATIONS: dict[str, Callable[..., Any]] = {
-    **dict(_unary()),
-    "neg": np.negative,
+def _reduction(name: str) -> Any:
+    return lambda x, axis, keepdims: getattr(x, name)(axis=tuple(axis), keepdims=keepdims)
+
+
+_SAME = "abs exp expm1 log log1p sqrt tanh isnan isinf sin cos sign floor rint where matmul mod "
+_SAME += "maximum minimum negative logical_not add subtract multiply divide power equal less "
+_SAME += "less_equal logical_and logical_or bitwise_and bitwise_or"
+
+OPERATIONS: dict[str, Any] = {
+    **{name: getattr(np, name) for name in _SAME.split()},
+    **{name: _reduction(name) for name in ("sum", "max", "min", "prod", "any", "all")},
     "erf": np.vectorize(math.erf, otypes=[float]),
-    "not": np.logical_not,
     "softplus": lambda x: np.logaddexp(0.0, x),
     "sigmoid": lambda x: np.exp(-np.logaddexp(0.0, -x)),
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.divide,
-    "pow": np.power,
-    "mod": np.mod,
-    "maximum": np.maximum,
-    "minimum": np.minimum,
-    "eq": np.equal,
-    "lt": np.less,
-    "le": np.less_equal,
-    "and": np.logical_and,
-    "or": np.logical_or,
-    "bitand": np.bitwise_and,
-    "bitor": np.bitwise_or,
-    "where": np.where,
     "cast": lambda x, to: x.astype({"f": np.float64, "i": np.int64, "b": np.bool_}[to]),
-    "matmul": np.matmul,
-    "transpose": np.transpose,
+    "transpose": lambda x, axes: np.transpose(x, axes),
     "reshape": lambda x, shape: x.reshape(shape),
     "unsqueeze": lambda x, axis: np.expand_dims(x, axis),
     "expand": lambda x, like, shape: np.broadcast_to(x, _sizes(like, shape)),
@@ -323,12 +295,6 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "take": lambda x, index, axis: np.take(x, index, axis),
     "take_along": lambda x, index, axis: np.take_along_axis(x, index, axis),
     "pad": lambda x, widths, value: np.pad(x, widths, constant_values=value),
-    "sum": lambda x, axis, keepdims=False: x.sum(axis=tuple(axis), keepdims=keepdims),
-    "max": lambda x, axis, keepdims=False: x.max(axis=tuple(axis), keepdims=keepdims),
-    "min": lambda x, axis, keepdims=False: x.min(axis=tuple(axis), keepdims=keepdims),
-    "prod": lambda x, axis, keepdims=False: x.prod(axis=tuple(axis), keepdims=keepdims),
-    "any": lambda x, axis, keepdims=False: x.any(axis=tuple(axis), keepdims=keepdims),
-    "all": lambda x, axis, keepdims=False: x.all(axis=tuple(axis), keepdims=keepdims),
     "logsumexp": _logsumexp,
     "cumsum": lambda x, axis: np.cumsum(x, axis),
     "argmax": lambda x, axis: x.argmax(axis),

@@ -163,9 +163,7 @@ class _Translation:
         shapes = [self.shape(a, b) for a, b in pairs]
         of_result = self.shape(record.results, other.results)
         try:
-            found = OPERATIONS[known](
-                Call(self.graph, args, kwargs, of_result, shapes, self.like)
-            )
+            found = OPERATIONS[known](Call(self.graph, args, kwargs, of_result, shapes, self.like))
         except ExportError as error:
             raise ExportError(f"{self.what}: {error}") from error
         several = isinstance(record.results, list)
@@ -207,23 +205,21 @@ class _Translation:
     @staticmethod
     def _first_row(constant: Tensor, shape: list[int]) -> Tensor:
         for axis in range(len(shape)):
-            if shape[axis] == -1:
+            if shape[axis] < 0:
                 constant = constant.narrow(axis, 0, 1)
         return constant
 
     def shape(self, one: Any, other: Any) -> Any:
-        """Shape of an array, -1 for multiples of the number of rows; None of other things."""
+        """Shape of an array, -k for k times the number of rows; None of other things."""
         if isinstance(one, list):
             return [self.shape(a, b) for a, b in zip(one, other, strict=True)]
         if not isinstance(one, Place | Tensor):
             return None
         pairs = zip(one.shape, other.shape, strict=True)
-        return [a if a == b else -1 * min(self._row_count(a, b).times, 1) for a, b in pairs]
+        return [a if a == b else -self._row_count(a, b).times for a, b in pairs]
 
 
 def _holds(args: Any, kind: type) -> bool:
     if isinstance(args, list):
         return any(_holds(one, kind) for one in args)
     return isinstance(args, kind)
-
-

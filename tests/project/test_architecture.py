@@ -29,6 +29,7 @@ ROWS = (
     ("estimators",),  # L5
     ("metrics",),  # L6
     ("inspection",),
+    ("export",),
     ("integrations",),
 )
 ROW = {name: number for number, names in enumerate(ROWS) for name in names}

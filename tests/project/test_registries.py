@@ -38,6 +38,7 @@ PACKAGES = [
         "distributions",
         "energies",
         "estimators",
+        "export",
         "inspection",
         "integrations",
         "metrics",
