@@ -13,7 +13,7 @@ from torch import Tensor
 from skebm.export.graph import ExportError, Graph, Node
 
 
-class Call:
+class TorchCall:
     """A call of an operation of torch.
 
     Attributes
@@ -67,7 +67,7 @@ class Call:
         return self.graph.apply(op, *map(self.as_node, inputs), **given)
 
 
-Rule = Callable[[Call], Any]
+Rule = Callable[[TorchCall], Any]
 OPERATIONS: dict[str, Rule] = {}
 
 
@@ -121,66 +121,66 @@ OPERATIONS["where"] = _plain("where", 3)
 
 
 @rule("alias", "clone", "detach", "lift_fresh", "contiguous", "alias_copy")
-def _same(call: Call) -> Node:
+def _same(call: TorchCall) -> Node:
     return call.node(0)
 
 
 @rule("add")
-def _sum_of_two(call: Call) -> Node:
+def _sum_of_two(call: TorchCall) -> Node:
     other, alpha = call.node(1), call.kwargs.get("alpha", 1)
     return call.node(0) + (other if alpha == 1 else other * float(alpha))
 
 
 @rule("sub")
-def _difference(call: Call) -> Node:
+def _difference(call: TorchCall) -> Node:
     other, alpha = call.node(1), call.kwargs.get("alpha", 1)
     return call.node(0) - (other if alpha == 1 else other * float(alpha))
 
 
 @rule("div")
-def _quotient(call: Call) -> Node:
+def _quotient(call: TorchCall) -> Node:
     if call.kwargs.get("rounding_mode") is not None:
         raise ExportError("Quotients that are rounded have no translation.")
     return call.node(0).cast("f") / call.node(1).cast("f")
 
 
 @rule("rsub")
-def _reversed_difference(call: Call) -> Node:
+def _reversed_difference(call: TorchCall) -> Node:
     return call.node(1) - call.node(0)
 
 
 @rule("bitwise_and")
-def _bitwise_and(call: Call) -> Node:
+def _bitwise_and(call: TorchCall) -> Node:
     return _bits(call, "and")
 
 
 @rule("bitwise_or")
-def _bitwise_or(call: Call) -> Node:
+def _bitwise_or(call: TorchCall) -> Node:
     return _bits(call, "or")
 
 
-def _bits(call: Call, op: str) -> Node:
+def _bits(call: TorchCall, op: str) -> Node:
     x, y = call.node(0), call.node(1)
     return call.apply(f"logical_{op}" if x.kind == "b" else f"bitwise_{op}", x, y)
 
 
 @rule("ne")
-def _unequal(call: Call) -> Node:
+def _unequal(call: TorchCall) -> Node:
     return ~call.apply("equal", call.node(0), call.node(1))
 
 
 @rule("gt")
-def _greater(call: Call) -> Node:
+def _greater(call: TorchCall) -> Node:
     return call.apply("less", call.node(1), call.node(0))
 
 
 @rule("ge")
-def _greater_or_equal(call: Call) -> Node:
+def _greater_or_equal(call: TorchCall) -> Node:
     return call.apply("less_equal", call.node(1), call.node(0))
 
 
 @rule("hypot")
-def _hypot(call: Call) -> Node:
+def _hypot(call: TorchCall) -> Node:
     x, y = (call.apply("abs", call.node(k)) for k in (0, 1))
     top, low = call.apply("maximum", x, y), call.apply("minimum", x, y)
     ratio = call.apply("where", top.equals(0.0), 0.0, low / top)
@@ -188,7 +188,7 @@ def _hypot(call: Call) -> Node:
 
 
 @rule("asinh")
-def _asinh(call: Call) -> Node:
+def _asinh(call: TorchCall) -> Node:
     x = call.node(0)
     size = call.apply("abs", x)
     squared = size * size
@@ -198,17 +198,17 @@ def _asinh(call: Call) -> Node:
 
 
 @rule("log2")
-def _log2(call: Call) -> Node:
+def _log2(call: TorchCall) -> Node:
     return call.apply("log", call.node(0)) / math.log(2)
 
 
 @rule("square")
-def _square(call: Call) -> Node:
+def _square(call: TorchCall) -> Node:
     return call.node(0) * call.node(0)
 
 
 @rule("pow")
-def _power(call: Call) -> Node:
+def _power(call: TorchCall) -> Node:
     x, power = call.node(0), call.args[1]
     if power == 2:
         return x * x
@@ -216,17 +216,17 @@ def _power(call: Call) -> Node:
 
 
 @rule("rsqrt")
-def _inverse_root(call: Call) -> Node:
+def _inverse_root(call: TorchCall) -> Node:
     return 1.0 / call.apply("sqrt", call.node(0))
 
 
 @rule("reciprocal")
-def _inverse(call: Call) -> Node:
+def _inverse(call: TorchCall) -> Node:
     return 1.0 / call.node(0).cast("f")
 
 
 @rule("softplus")
-def _softplus(call: Call) -> Node:
+def _softplus(call: TorchCall) -> Node:
     x, beta, threshold = call.node(0), call.given(1, "beta", 1), call.given(2, "threshold", 20)
     scaled = x if beta == 1 else x * float(beta)
     smooth = call.apply("softplus", scaled)
@@ -235,30 +235,30 @@ def _softplus(call: Call) -> Node:
 
 
 @rule("silu")
-def _silu(call: Call) -> Node:
+def _silu(call: TorchCall) -> Node:
     return call.node(0) * call.apply("sigmoid", call.node(0))
 
 
 @rule("relu")
-def _relu(call: Call) -> Node:
+def _relu(call: TorchCall) -> Node:
     return call.apply("maximum", call.node(0), 0.0)
 
 
 @rule("leaky_relu")
-def _leaky_relu(call: Call) -> Node:
+def _leaky_relu(call: TorchCall) -> Node:
     x = call.node(0)
     return call.apply("where", x > 0.0, x, x * float(call.given(1, "negative_slope", 0.01)))
 
 
 @rule("elu")
-def _elu(call: Call) -> Node:
+def _elu(call: TorchCall) -> Node:
     x, alpha = call.node(0), float(call.given(1, "alpha", 1))
     scale, inner = float(call.given(2, "scale", 1)), float(call.given(3, "input_scale", 1))
     return call.apply("where", x > 0.0, x * scale, call.apply("expm1", x * inner) * alpha * scale)
 
 
 @rule("gelu")
-def _gelu(call: Call) -> Node:
+def _gelu(call: TorchCall) -> Node:
     x = call.node(0)
     if call.given(1, "approximate", "none") != "none":
         inner = (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)
@@ -267,7 +267,7 @@ def _gelu(call: Call) -> Node:
 
 
 @rule("clamp", "clamp_min", "clamp_max", "hardtanh")
-def _clamp(call: Call) -> Node:
+def _clamp(call: TorchCall) -> Node:
     x, low, high = call.node(0), call.given(1, "min"), call.given(2, "max")
     if low is not None:
         x = call.apply("maximum", x, low)
@@ -275,23 +275,23 @@ def _clamp(call: Call) -> Node:
 
 
 @rule("clamp_max")
-def _clamp_max(call: Call) -> Node:
+def _clamp_max(call: TorchCall) -> Node:
     return call.apply("minimum", call.node(0), call.given(1, "max"))
 
 
 @rule("isfinite")
-def _isfinite(call: Call) -> Node:
+def _isfinite(call: TorchCall) -> Node:
     x = call.node(0)
     return ~(x.isnan() | call.apply("isinf", x))
 
 
 @rule("masked_fill")
-def _masked_fill(call: Call) -> Node:
+def _masked_fill(call: TorchCall) -> Node:
     return call.apply("where", call.node(1), call.args[2], call.node(0))
 
 
 @rule("nan_to_num")
-def _nan_to_num(call: Call) -> Node:
+def _nan_to_num(call: TorchCall) -> Node:
     x, most = call.node(0), torch.finfo(torch.float64).max
     for place, name, at, default in (
         (1, "nan", None, 0.0),
@@ -305,7 +305,7 @@ def _nan_to_num(call: Call) -> Node:
 
 
 @rule("_to_copy", "to")
-def _converted(call: Call) -> Node:
+def _converted(call: TorchCall) -> Node:
     dtype = call.kwargs.get("dtype")
     if dtype is None:
         return call.node(0)
@@ -314,12 +314,12 @@ def _converted(call: Call) -> Node:
 
 
 @rule("addcmul")
-def _addcmul(call: Call) -> Node:
+def _addcmul(call: TorchCall) -> Node:
     return call.node(0) + call.node(1) * call.node(2) * float(call.kwargs.get("value", 1))
 
 
 @rule("logaddexp")
-def _logaddexp(call: Call) -> Node:
+def _logaddexp(call: TorchCall) -> Node:
     x, y = call.node(0), call.node(1)
     top = call.apply("maximum", x, y)
     low = call.apply("minimum", x, y)
@@ -334,7 +334,7 @@ def _logaddexp(call: Call) -> Node:
 
 
 @rule("addmm", "addmv", "baddbmm")
-def _product_and_sum(call: Call) -> Node:
+def _product_and_sum(call: TorchCall) -> Node:
     product, total = call.node(1) @ call.node(2), call.node(0)
     alpha, beta = float(call.kwargs.get("alpha", 1)), float(call.kwargs.get("beta", 1))
     product = product if alpha == 1 else product * alpha
@@ -342,7 +342,7 @@ def _product_and_sum(call: Call) -> Node:
 
 
 @rule("linalg_solve_triangular")
-def _solve_triangular(call: Call) -> Node:
+def _solve_triangular(call: TorchCall) -> Node:
     matrix = call.args[0]
     if isinstance(matrix, Node) or not call.kwargs.get("left", True):
         raise ExportError("An equation whose matrix depends on rows has no translation.")
@@ -358,7 +358,7 @@ def _solve_triangular(call: Call) -> Node:
 
 
 @rule("view", "reshape", "_unsafe_view", "squeeze", "flatten", "unflatten")
-def _view(call: Call) -> Node:
+def _view(call: TorchCall) -> Node:
     shape = [max(size, -1) for size in call.shape]
     if shape.count(-1) > 1:
         raise ExportError("An array of two dimensions of rows has no translation.")
@@ -366,24 +366,24 @@ def _view(call: Call) -> Node:
 
 
 @rule("unsqueeze")
-def _unsqueeze(call: Call) -> Node:
+def _unsqueeze(call: TorchCall) -> Node:
     return call.apply("unsqueeze", call.node(0), axis=call.axis(call.args[1], len(call.shape)))
 
 
 @rule("expand")
-def _expand(call: Call) -> Node:
+def _expand(call: TorchCall) -> Node:
     return call.apply("expand", call.node(0), call.like, shape=call.shape)
 
 
 @rule("t")
-def _t(call: Call) -> Node:
+def _t(call: TorchCall) -> Node:
     return (
         call.apply("transpose", call.node(0), axes=[1, 0]) if len(call.shape) == 2 else _same(call)
     )
 
 
 @rule("transpose")
-def _transpose(call: Call) -> Node:
+def _transpose(call: TorchCall) -> Node:
     axes = list(range(len(call.shape)))
     i, j = (call.axis(a) for a in call.args[1:3])
     axes[i], axes[j] = j, i
@@ -391,28 +391,28 @@ def _transpose(call: Call) -> Node:
 
 
 @rule("permute")
-def _permute(call: Call) -> Node:
+def _permute(call: TorchCall) -> Node:
     return call.apply("transpose", call.node(0), axes=[call.axis(a) for a in call.args[1]])
 
 
 @rule("cat")
-def _cat(call: Call) -> Node:
+def _cat(call: TorchCall) -> Node:
     axis = call.given(1, "dim", 0) % len(call.shape)
     return call.apply("concat", *call.args[0], axis=axis)
 
 
 @rule("stack")
-def _stack(call: Call) -> Node:
+def _stack(call: TorchCall) -> Node:
     axis = call.given(1, "dim", 0) % len(call.shape)
     parts = [call.apply("unsqueeze", part, axis=axis) for part in call.args[0]]
     return call.apply("concat", *parts, axis=axis)
 
 
-def _part(call: Call, axis: int, start: int, stop: int, step: int = 1) -> Node:
+def _part(call: TorchCall, axis: int, start: int, stop: int, step: int = 1) -> Node:
     return call.apply("slice", call.node(0), axis=axis, start=start, stop=stop, step=step)
 
 
-def _ends(call: Call, axis: int, start: Any, stop: Any) -> tuple[int, int] | None:
+def _ends(call: TorchCall, axis: int, start: Any, stop: Any) -> tuple[int, int] | None:
     """First and last place of a part of an axis; None for all rows."""
     size = call.shapes[0][axis]
     start, stop = 0 if start is None else start, size if stop is None else stop
@@ -424,20 +424,20 @@ def _ends(call: Call, axis: int, start: Any, stop: Any) -> tuple[int, int] | Non
 
 
 @rule("slice")
-def _sliced(call: Call) -> Node:
+def _sliced(call: TorchCall) -> Node:
     axis = call.axis(call.given(1, "dim", 0))
     ends = _ends(call, axis, call.given(2, "start"), call.given(3, "end"))
     return _same(call) if ends is None else _part(call, axis, *ends, call.given(4, "step", 1))
 
 
 @rule("narrow")
-def _narrow(call: Call) -> Node:
+def _narrow(call: TorchCall) -> Node:
     axis, start, length = call.axis(call.args[1]), call.args[2], call.args[3]
     return _part(call, axis, start, start + length)
 
 
 @rule("select")
-def _selected(call: Call) -> Node:
+def _selected(call: TorchCall) -> Node:
     axis, index = call.axis(call.args[1]), call.args[2]
     size = call.shapes[0][axis]
     if size < 0:
@@ -446,7 +446,7 @@ def _selected(call: Call) -> Node:
 
 
 @rule("split", "split_with_sizes", "chunk")
-def _split(call: Call) -> list[Node]:
+def _split(call: TorchCall) -> list[Node]:
     axis = call.axis(call.given(2, "dim", 0))
     total, sizes = call.shapes[0][axis], call.args[1]
     if total < 0:
@@ -458,14 +458,14 @@ def _split(call: Call) -> list[Node]:
 
 
 @rule("unbind")
-def _unbind(call: Call) -> list[Node]:
+def _unbind(call: TorchCall) -> list[Node]:
     axis = call.axis(call.given(1, "dim", 0))
     n = range(call.shapes[0][axis])
     return [call.apply("take", call.node(0), torch.tensor(k), axis=axis) for k in n]
 
 
 @rule("select_scatter", "slice_scatter")
-def _scattered(call: Call) -> Node:
+def _scattered(call: TorchCall) -> Node:
     whole, part, axis = call.node(0), call.node(1), call.axis(call.given(2, "dim", 0))
     size = call.shapes[0][axis]
     if len(call.shapes[1]) < len(call.shapes[0]):  # one place
@@ -482,7 +482,7 @@ def _scattered(call: Call) -> Node:
 
 
 @rule("constant_pad_nd")
-def _pad(call: Call) -> Node:
+def _pad(call: TorchCall) -> Node:
     pads, value = call.args[1], call.given(2, "value", 0.0)
     n = len(call.shape)
     widths = [[0, 0] for _ in range(n)]
@@ -492,22 +492,22 @@ def _pad(call: Call) -> Node:
 
 
 @rule("new_zeros", "zeros", "zeros_like", "new_empty", "empty_like", "empty")
-def _zeros(call: Call) -> Node:
+def _zeros(call: TorchCall) -> Node:
     return _filled(call, 0.0)
 
 
 @rule("new_ones", "ones", "ones_like")
-def _ones(call: Call) -> Node:
+def _ones(call: TorchCall) -> Node:
     return _filled(call, 1.0)
 
 
 @rule("new_full", "full", "full_like")
-def _full(call: Call) -> Node:
+def _full(call: TorchCall) -> Node:
     value = next(v for v in reversed(call.args) if isinstance(v, bool | int | float))
     return _filled(call, value if isinstance(value, bool) else float(value))
 
 
-def _filled(call: Call, value: Any) -> Node:
+def _filled(call: TorchCall, value: Any) -> Node:
     dtype = call.kwargs.get("dtype")
     if dtype == torch.bool:
         value = bool(value)
@@ -517,7 +517,7 @@ def _filled(call: Call, value: Any) -> Node:
 
 
 @rule("copy")
-def _copied(call: Call) -> Node:
+def _copied(call: TorchCall) -> Node:
     source = call.node(1).cast(call.node(0).kind)
     if call.shapes[1] == call.shape:
         return source
@@ -530,17 +530,17 @@ def _copied(call: Call) -> Node:
 
 
 @rule("index_select")
-def _index_select(call: Call) -> Node:
+def _index_select(call: TorchCall) -> Node:
     return call.apply("take", call.node(0), call.args[2], axis=call.axis(call.args[1]))
 
 
 @rule("embedding")
-def _embedding(call: Call) -> Node:
+def _embedding(call: TorchCall) -> Node:
     return call.apply("take", call.node(0), call.args[1], axis=0)
 
 
 @rule("index")
-def _indexed(call: Call) -> Node:
+def _indexed(call: TorchCall) -> Node:
     used = [(axis, index) for axis, index in enumerate(call.args[1]) if index is not None]
     if len(used) != 1 or _is_mask(used[0][1]):
         raise ExportError("Places of several dimensions, and masks, have no translation.")
@@ -553,7 +553,7 @@ def _is_mask(index: Any) -> bool:
 
 
 @rule("index_add")
-def _index_add(call: Call) -> Node:
+def _index_add(call: TorchCall) -> Node:
     axis, index = call.axis(call.args[1]), call.args[2]
     if axis != len(call.shape) - 1 or not isinstance(index, Tensor):
         raise ExportError("Sums by places of rows have no translation.")
@@ -564,12 +564,12 @@ def _index_add(call: Call) -> Node:
 
 
 @rule("gather")
-def _gathered(call: Call) -> Node:
+def _gathered(call: TorchCall) -> Node:
     return call.apply("take_along", call.node(0), call.node(2), axis=call.axis(call.args[1]))
 
 
 @rule("searchsorted")
-def _places(call: Call) -> Node:
+def _places(call: TorchCall) -> Node:
     right = bool(call.kwargs.get("right", False)) or call.kwargs.get("side") == "right"
     edges = call.args[0]
     if isinstance(edges, Node):
@@ -587,7 +587,7 @@ def _places(call: Call) -> Node:
 
 
 @rule("bucketize")
-def _buckets(call: Call) -> Node:
+def _buckets(call: TorchCall) -> Node:
     right = bool(call.kwargs.get("right", False))
     return call.apply("searchsorted", call.args[1], call.node(0), right=right)
 
@@ -597,7 +597,7 @@ def _buckets(call: Call) -> Node:
 # ------------------------------------------------------------------------------
 
 
-def _axes(call: Call, dims: Any) -> list[int]:
+def _axes(call: TorchCall, dims: Any) -> list[int]:
     n = len(call.shapes[0])
     dims = range(n) if dims is None or dims == [] else dims
     found = sorted(d % n for d in ([dims] if isinstance(dims, int) else dims))
@@ -607,7 +607,7 @@ def _axes(call: Call, dims: Any) -> list[int]:
 
 
 def _reduction(op: str) -> Rule:
-    def reduce(call: Call) -> Node:
+    def reduce(call: TorchCall) -> Node:
         keep = bool(call.given(2, "keepdim", False))
         axes = _axes(call, call.given(1, "dim"))
         x = call.node(0)
@@ -629,7 +629,7 @@ for _theirs, _ours in (
 
 
 @rule("cumsum")
-def _cumsum(call: Call) -> Node:
+def _cumsum(call: TorchCall) -> Node:
     axis = call.axis(call.args[1])
     if call.shapes[0][axis] < 0:
         raise ExportError("A sum over rows has no translation.")
@@ -637,7 +637,7 @@ def _cumsum(call: Call) -> Node:
 
 
 @rule("linalg_vector_norm")
-def _norm(call: Call) -> Node:
+def _norm(call: TorchCall) -> Node:
     if call.given(1, "ord", 2) != 2:
         raise ExportError("Norms other than the Euclidean one have no translation.")
     axes = _axes(call, call.given(2, "dim"))
@@ -647,7 +647,7 @@ def _norm(call: Call) -> Node:
 
 
 @rule("mean")
-def _mean(call: Call) -> Node:
+def _mean(call: TorchCall) -> Node:
     axes = _axes(call, call.given(1, "dim"))
     n = math.prod(call.shapes[0][axis] for axis in axes)
     keep = bool(call.given(2, "keepdim", False))
@@ -655,7 +655,7 @@ def _mean(call: Call) -> Node:
 
 
 @rule("max", "min")
-def _extreme(call: Call) -> Any:
+def _extreme(call: TorchCall) -> Any:
     op = "max" if len(call.args) > 1 else "maximum"
     axis, keep = call.axis(call.args[1]), bool(call.given(2, "keepdim", False))
     assert op == "max"
@@ -666,33 +666,33 @@ def _extreme(call: Call) -> Any:
 
 
 @rule("argmax")
-def _argmax(call: Call) -> Node:
+def _argmax(call: TorchCall) -> Node:
     return call.apply("argmax", call.node(0), axis=call.axis(call.args[1]))
 
 
-def _log_sum(call: Call, axis: int, keepdims: bool) -> Node:
+def _log_sum(call: TorchCall, axis: int, keepdims: bool) -> Node:
     return call.apply("logsumexp", call.node(0), axis=axis, keepdims=keepdims)
 
 
 @rule("logsumexp")
-def _logsumexp(call: Call) -> Node:
+def _logsumexp(call: TorchCall) -> Node:
     (axis,) = _axes(call, call.args[1])
     return _log_sum(call, axis, bool(call.given(2, "keepdim", False)))
 
 
 @rule("_log_softmax", "log_softmax")
-def _log_softmax(call: Call) -> Node:
+def _log_softmax(call: TorchCall) -> Node:
     (axis,) = _axes(call, call.args[1])
     return call.node(0) - _log_sum(call, axis, True)
 
 
 @rule("_softmax", "softmax")
-def _softmax(call: Call) -> Node:
+def _softmax(call: TorchCall) -> Node:
     return call.apply("exp", _log_softmax(call))
 
 
 @rule("native_layer_norm")
-def _layer_norm(call: Call) -> Sequence[Any]:
+def _layer_norm(call: TorchCall) -> Sequence[Any]:
     x, shape, weight, bias, eps = call.args[:5]
     n = len(call.shapes[0])
     axes = list(range(n - len(shape), n))

@@ -25,7 +25,7 @@ from skebm.export.graph import ExportError, Graph, Node
 PLAIN = (str, bool, int, float)
 
 
-class Frame:
+class InputColumns:
     """Columns of rows: those of users, read when they are asked for, or those of a step before.
 
     Parameters
@@ -98,7 +98,9 @@ class EnergyRows(NamedTuple):
     impossible: Node | None
 
 
-def rows_of_table(graph: Graph, table: Table, coding: Coding | None, frame: Frame) -> EnergyRows:
+def rows_of_table(
+    graph: Graph, table: Table, coding: Coding | None, frame: InputColumns
+) -> EnergyRows:
     """Rows of the energy for the columns of a frame."""
     if table.image_shape is not None:
         raise ExportError("Images have no columns: pass flat rows to a network that takes them.")

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from skebm._densities import last_step, log_normaliser
 from skebm.estimators.outlier.product import ProductOfDensities
 from skebm.estimators.outlier.surprise import (
     RELATIVE_TOLERANCE,
@@ -17,18 +16,19 @@ from skebm.estimators.outlier.surprise import (
     UnseenValues,
 )
 from skebm.estimators.outlier.thresholds import ConformalThreshold
-from skebm.export.columns import Frame
+from skebm.estimators.queries.densities import last_step, log_normaliser
+from skebm.export.columns import InputColumns
 from skebm.export.graph import ExportError, Graph, Node
 from skebm.export.models import (
     Output,
     Outputs,
-    difference,
+    difference_node,
     relative_log_density_node,
+    rounding_of,
     threshold_outputs,
-    tolerance,
 )
 
-OutputsOf = Callable[[Graph, Any, Frame], Outputs]
+OutputsOf = Callable[[Graph, Any, InputColumns], Outputs]
 # Entries of a table of pairs of values, up to which it is one.
 MOST_PAIRS = 100_000
 
@@ -37,7 +37,9 @@ MOST_PAIRS = 100_000
 # ------------------------------------------------------------------------------
 
 
-def surprise_outputs(graph: Graph, model: Any, frame: Frame, outputs_of: OutputsOf) -> Outputs:
+def surprise_outputs(
+    graph: Graph, model: Any, frame: InputColumns, outputs_of: OutputsOf
+) -> Outputs:
     """Minus the surprise of rows, and its threshold."""
     density = model.density_
     experts = (
@@ -58,7 +60,7 @@ def surprise_outputs(graph: Graph, model: Any, frame: Frame, outputs_of: Outputs
     surprise = graph.apply("where", itself, mean(model._own_tails), mean(model._tails))
     surprise = surprise + _unseen(graph, model._unseen, x, itself)
     found = {"log_density": Output(-surprise)}
-    return found | threshold_outputs(graph, difference(graph, -surprise, model.offset_), False)
+    return found | threshold_outputs(graph, difference_node(graph, -surprise, model.offset_), False)
 
 
 def _nearest(graph: Graph, nearest: NearestRow, x: Node) -> tuple[Node, Node]:
@@ -176,7 +178,9 @@ def _place_among(graph: Graph, values: Node, distinct: np.ndarray) -> Node:
 # ------------------------------------------------------------------------------
 
 
-def detector_outputs(graph: Graph, model: Any, frame: Frame, outputs_of: OutputsOf) -> Outputs:
+def detector_outputs(
+    graph: Graph, model: Any, frame: InputColumns, outputs_of: OutputsOf
+) -> Outputs:
     """The statistic, its threshold, and p-values of a detector."""
     statistic = model._param("statistic")
     outputs = [outputs_of(graph, one, frame) for one in model.estimators_]
@@ -189,7 +193,7 @@ def detector_outputs(graph: Graph, model: Any, frame: Frame, outputs_of: Outputs
         found["p_value"] = Output(_p_values(graph, threshold, nodes), missing)
         margin = _margin(graph, threshold, nodes)
     else:
-        margin = difference(graph, nodes[0], threshold.value)
+        margin = difference_node(graph, nodes[0], threshold.value)
     if len(nodes) > 1:
         score = margin + model.offset_
     else:
@@ -219,7 +223,7 @@ def _statistic(statistic: Any, outputs: Outputs, model: Any) -> Output:
 def _p_values(graph: Graph, threshold: ConformalThreshold, values: list[Node]) -> Node:
     # Equal values count as at most this one, which rounding must not tell apart.
     values = [
-        graph.apply("where", graph.apply("isinf", one), one, one + tolerance(graph, one))
+        graph.apply("where", graph.apply("isinf", one), one, one + rounding_of(graph, one))
         for one in values
     ]
     if threshold.weight is not None:
@@ -236,10 +240,10 @@ def _margin(graph: Graph, threshold: ConformalThreshold, values: list[Node]) -> 
     """How far the statistic of each row lies above the threshold, (n,)."""
     n_below = threshold.n_below
     if len(threshold.parts) == 1:
-        return difference(graph, values[0], float(threshold.parts[0][n_below]))
+        return difference_node(graph, values[0], float(threshold.parts[0][n_below]))
     pairs = zip(threshold.parts, values, strict=True)
     together = [
-        difference(graph, graph.apply("unsqueeze", value, axis=1), part[: n_below + 1])
+        difference_node(graph, graph.apply("unsqueeze", value, axis=1), part[: n_below + 1])
         for part, value in pairs
     ]
     both = graph.apply("concat", *together, axis=1)

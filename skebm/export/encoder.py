@@ -11,12 +11,12 @@ from skebm.estimators.tables.encoding.dates import DATES, DURATIONS
 from skebm.estimators.tables.encoding.donors import TIES, donors_by_column
 from skebm.estimators.tables.encoding.levels import UNSEEN, LevelCodes
 from skebm.estimators.tables.encoding.numbers import Deviation, Feature
-from skebm.export.columns import Frame
+from skebm.export.columns import InputColumns
 from skebm.export.graph import Graph, Node
 from skebm.export.models import Output, Outputs
 
 
-def encoder_outputs(graph: Graph, model: Any, frame: Frame) -> Outputs:
+def encoder_outputs(graph: Graph, model: Any, frame: InputColumns) -> Outputs:
     """The rows of an encoder as numbers, missing entries as those of the nearest row."""
     codes = _Codes(graph, model, frame)
     parts = []
@@ -33,7 +33,7 @@ def encoder_outputs(graph: Graph, model: Any, frame: Frame) -> Outputs:
 class _Codes:
     """Columns of a table as numbers and codes, each read when it is asked for."""
 
-    def __init__(self, graph: Graph, model: Any, frame: Frame):
+    def __init__(self, graph: Graph, model: Any, frame: InputColumns):
         self.graph, self.frame, self.model = graph, frame, model
         coding = model._coding
         self.levels = {} if coding is None else coding.levels

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skebm._densities import log_normaliser
 from skebm.base import Clamp
 from skebm.estimators.neural.jem import JEMClassifier, logits_of
+from skebm.estimators.queries.densities import log_normaliser
 from skebm.estimators.tables.blocks import NumberBlock
 from skebm.estimators.tables.table import Table, is_far
-from skebm.export.columns import EnergyRows, Frame, rows_of_table
+from skebm.export.columns import EnergyRows, InputColumns, rows_of_table
 from skebm.export.graph import ExportError, Graph, Node
 from skebm.export.tracing import traced
 
@@ -40,7 +40,7 @@ Outputs = dict[str, Output]
 OUTPUTS = ("log_density", "energy", "predict", "proba", "p_value", "transform", "decision")
 
 
-def energy_rows(graph: Graph, model: Any, frame: Frame) -> EnergyRows:
+def energy_rows(graph: Graph, model: Any, frame: InputColumns) -> EnergyRows:
     """Rows of the energy of a model."""
     return rows_of_table(graph, model._recipe.table, vars(model).get("_coding"), frame)
 
@@ -60,7 +60,7 @@ def trace_rows(
 # ------------------------------------------------------------------------------
 
 
-def density_outputs(graph: Graph, model: Any, frame: Frame) -> Outputs:
+def density_outputs(graph: Graph, model: Any, frame: InputColumns) -> Outputs:
     """Energy, log-likelihood and the threshold of a density with one log Z."""
     rows, table = energy_rows(graph, model, frame), model._recipe.table
     energy = trace_rows(graph, model, table.row_energy, rows.x) + table.log_volume
@@ -82,17 +82,19 @@ def density_outputs(graph: Graph, model: Any, frame: Frame) -> Outputs:
         "log_density": Output(log_density, missing),
         "energy": Output(energy, missing),
     }
-    return found | threshold_outputs(graph, difference(graph, -energy, -model.threshold_), missing)
+    return found | threshold_outputs(
+        graph, difference_node(graph, -energy, -model.threshold_), missing
+    )
 
 
-def difference(graph: Graph, values: Node, reference: Any) -> Node:
+def difference_node(graph: Graph, values: Node, reference: Any) -> Node:
     """values - reference; 0 where they are equal up to rounding, or equal infinities."""
     reference = graph.node(reference)
-    same = graph.apply("abs", values - reference) <= tolerance(graph, values)
+    same = graph.apply("abs", values - reference) <= rounding_of(graph, values)
     return graph.apply("where", values.equals(reference) | same, 0.0, values - reference)
 
 
-def tolerance(graph: Graph, values: Node) -> Node:
+def rounding_of(graph: Graph, values: Node) -> Node:
     """By how much a value and the one that a fit has kept of an equal row may differ."""
     return graph.apply("maximum", graph.apply("abs", values), 1.0) * ROUNDING
 
@@ -103,7 +105,7 @@ def threshold_outputs(graph: Graph, decision: Node, missing: bool) -> Outputs:
     return {"decision": Output(decision, missing), "predict": Output(predicted, missing)}
 
 
-def rbm_outputs(graph: Graph, model: Any, frame: Frame) -> Outputs:
+def rbm_outputs(graph: Graph, model: Any, frame: InputColumns) -> Outputs:
     """The same, and the features of an RBM."""
     found = density_outputs(graph, model, frame)
     rows = energy_rows(graph, model, frame)
@@ -164,7 +166,7 @@ def log_volumes(table: Table, known: Node) -> Any:
 # ------------------------------------------------------------------------------
 
 
-def classifier_outputs(graph: Graph, model: Any, frame: Frame) -> Outputs:
+def classifier_outputs(graph: Graph, model: Any, frame: InputColumns) -> Outputs:
     """Energy, log-likelihood, class probabilities and classes of a classifier with log Z."""
     rows, table = energy_rows(graph, model, frame), model._recipe.table
     energy = trace_rows(graph, model, table.row_energy, rows.x) + table.log_volume
@@ -209,7 +211,7 @@ def plain_classes(classes: np.ndarray) -> np.ndarray:
 # ------------------------------------------------------------------------------
 
 
-def tractable_outputs(graph: Graph, model: Any, frame: Frame) -> Outputs:
+def tractable_outputs(graph: Graph, model: Any, frame: InputColumns) -> Outputs:
     """Log p(x) of a distribution of known form."""
     coding, table = vars(model).get("_coding"), model._table
     if table.discrete:
@@ -230,7 +232,7 @@ def tractable_outputs(graph: Graph, model: Any, frame: Frame) -> Outputs:
 
 
 def product_outputs(
-    graph: Graph, model: Any, frame: Frame, outputs_of: Callable[..., Outputs]
+    graph: Graph, model: Any, frame: InputColumns, outputs_of: Callable[..., Outputs]
 ) -> Outputs:
     """Energy and log-likelihood of a product of densities."""
     pairs = zip(model.weights_, model.experts_.values(), strict=True)
@@ -247,7 +249,7 @@ def product_outputs(
 
 
 def relative_log_density_node(outputs: Outputs, model: Any) -> Node:
-    """Log p(x) up to the constant that :func:`skebm._densities.relative_log_density` leaves out."""
+    """Log p(x) up to the constant that `queries/densities.py: relative_log_density` leaves out."""
     if "energy" in outputs:
         return -outputs["energy"].node
     found = outputs["log_density"].node
@@ -260,7 +262,7 @@ def relative_log_density_node(outputs: Outputs, model: Any) -> Node:
 # ------------------------------------------------------------------------------
 
 
-def belief_outputs(graph: Graph, model: Any, frame: Frame) -> Outputs:
+def belief_outputs(graph: Graph, model: Any, frame: InputColumns) -> Outputs:
     """Features of a deep belief network, and the likelihood of one with a single layer."""
     first = model.rbms_[0]
     found = rbm_outputs(graph, first, frame)
@@ -268,6 +270,8 @@ def belief_outputs(graph: Graph, model: Any, frame: Frame) -> Outputs:
         found = {"transform": found["transform"]}
     x = found["transform"].node
     for rbm in model.rbms_[1:]:
-        x = rbm_outputs(graph, rbm, Frame(graph, rbm.n_features_in_, rows=x))["transform"].node
+        x = rbm_outputs(graph, rbm, InputColumns(graph, rbm.n_features_in_, rows=x))[
+            "transform"
+        ].node
     keep = ("energy", "log_density") if len(model.rbms_) == 1 else ()
     return {name: found[name] for name in keep} | {"transform": Output(x, wide=True)}

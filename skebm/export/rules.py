@@ -12,7 +12,7 @@ from sklearn.pipeline import Pipeline
 import skebm.estimators as ours
 from skebm._validation import check_is_fitted
 from skebm.estimators.storage import package_version
-from skebm.export.columns import Frame
+from skebm.export.columns import InputColumns
 from skebm.export.detectors import detector_outputs, surprise_outputs
 from skebm.export.encoder import encoder_outputs
 from skebm.export.graph import ExportError, Graph
@@ -44,7 +44,7 @@ REFUSED = {
 }
 
 
-def outputs_of(graph: Graph, model: Any, frame: Frame) -> Outputs:
+def outputs_of(graph: Graph, model: Any, frame: InputColumns) -> Outputs:
     """What a model computes for the rows of a frame, by name."""
     check_has_rule(model)
     check_is_fitted(model)
@@ -69,7 +69,7 @@ def check_has_rule(model: Any) -> None:
         )
 
 
-def _pipeline_outputs(graph: Graph, model: Any, frame: Frame) -> Outputs:
+def _pipeline_outputs(graph: Graph, model: Any, frame: InputColumns) -> Outputs:
     """The last step, of what the steps before make of rows."""
     before = [step for _, step in model.steps[:-1] if step not in (None, "passthrough")]
     missing = True
@@ -78,12 +78,12 @@ def _pipeline_outputs(graph: Graph, model: Any, frame: Frame) -> Outputs:
         if "transform" not in found:
             raise ExportError(f"{type(step).__name__} has no transform in a graph.")
         rows, missing = found["transform"].node, missing and found["transform"].missing
-        frame = Frame(graph, len(step.get_feature_names_out()), rows=rows)
+        frame = InputColumns(graph, len(step.get_feature_names_out()), rows=rows)
     found = outputs_of(graph, model.steps[-1][1], frame)
     return {k: v._replace(missing=missing) for k, v in found.items()} if before else found
 
 
-RULES: dict[Any, Callable[[Graph, Any, Frame], Outputs]] = {
+RULES: dict[Any, Callable[[Graph, Any, InputColumns], Outputs]] = {
     Pipeline: _pipeline_outputs,
     FrozenEstimator: lambda graph, model, frame: outputs_of(graph, model.estimator, frame),
     ours.TableEncoder: encoder_outputs,
@@ -117,7 +117,7 @@ def description(model: Any) -> tuple[Graph, dict[str, Any]]:
     if names is None and coding is not None:
         names = coding.names
     n_columns = int(model.n_features_in_)
-    frame = Frame(graph, n_columns, None if names is None else [str(name) for name in names])
+    frame = InputColumns(graph, n_columns, None if names is None else [str(name) for name in names])
     found = outputs_of(graph, model, frame)
     graph, numbers = graph.pruned([one.node.number for one in found.values()])
     head = {

@@ -1,7 +1,7 @@
 """Score rows with a model that skebm exported, by NumPy alone.
 
-This file may be copied: it imports nothing but NumPy and the standard library. In it
-``load_scorer("model.npz").score_samples({"city": ["Rome", None], "rain": [10.0, 3.5]})`` scores two rows.
+This file may be copied, as it imports nothing but NumPy and the standard library. Rows are
+scored by ``load_scorer("model.npz").score_samples({"city": ["Rome", None], "rain": [10.0, 3.5]})``.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from typing import Any
 
 import numpy as np
 
-# Files of other numbers mean other things.
-FORMAT = 1
+FORMAT = 1  # files of other numbers mean other things
 
 
 def load_scorer(file: Any) -> Scorer:
     """The model in a file that :meth:`Scorer.save` wrote; nothing in it is executed.
 
-    Raises `ValueError` if the file is none of these, or of another version of the format.
+    `ValueError` if the file is none of these, or of another version of the format.
     """
     try:
         with np.load(file, allow_pickle=False) as found:
@@ -41,18 +40,17 @@ def load_scorer(file: Any) -> Scorer:
 class Scorer:
     """A fitted model as arrays and the operations on them, in float64.
 
-    It has the methods of the model that was exported, with the same results. Rows are data frames,
-    dicts of columns by name, or arrays with the columns of `fit`, in their order; missing entries
-    are NaN or None. Values that a column of bits cannot have make a row impossible.
+    It has the methods of the model that was exported. Rows are data frames, dicts of columns by
+    name, or arrays with the columns of `fit`; missing entries are NaN or None. Values that a column
+    of bits cannot have make a row impossible.
 
     Attributes
     ----------
     estimator, version : str
-        Name of the class of the model, and version of skebm that exported it.
+        Class of the model, and version of skebm that exported it.
     columns : list of str or None
-        Names of the columns that are used; None for a model of arrays.
+        Columns that are used; None for a model of arrays.
     outputs : list of str
-        What can be asked.
     """
 
     def __init__(self, graph: dict[str, Any], arrays: list[np.ndarray]):
@@ -66,7 +64,7 @@ class Scorer:
         return f"Scorer({self.estimator}, outputs={self.outputs})"
 
     def save(self, file: Any) -> None:
-        """Write the model to one ``.npz`` file without pickled objects."""
+        """Write the model to an ``.npz`` file without pickled objects."""
         text = np.frombuffer(json.dumps(self._graph).encode(), dtype=np.uint8)
         arrays: dict[str, Any] = {f"a{k}": a for k, a in enumerate(self._arrays)}
         np.savez_compressed(file, graph=text, **arrays)
@@ -206,7 +204,7 @@ def _is_missing(value: Any) -> bool:
 
 def _objects(values: Any) -> list[Any]:
     method = getattr(values, "to_list", None) or getattr(values, "tolist", None)
-    return list(values) if method is None else method()
+    return method() if method else list(values)
 
 
 def _numbers(values: Any) -> np.ndarray:
@@ -238,6 +236,10 @@ def _instant(value: Any, what: str) -> Any:
     return value.to_numpy() if hasattr(value, "to_numpy") else value  # of pandas
 
 
+def _reduction(function: Any) -> Any:
+    return lambda x, axis, keepdims: function(x, axis=tuple(axis), keepdims=keepdims)
+
+
 def _merge(mask: np.ndarray, on: np.ndarray, off: np.ndarray) -> np.ndarray:
     found = np.empty((len(mask), *on.shape[1:]), dtype=on.dtype)
     found[mask], found[~mask] = on, off
@@ -258,20 +260,14 @@ def _slice(x: np.ndarray, axis: int, start: int, stop: int, step: int = 1) -> np
 def _smallest(x: np.ndarray, k: int) -> np.ndarray:
     """Places of the one or two smallest entries of each row."""
     first = x.argmin(axis=1)[:, None]
-    if k == 1:
-        return first
     others = x.copy()
     np.put_along_axis(others, first, np.inf, axis=1)
-    return np.concatenate([first, others.argmin(axis=1)[:, None]], axis=1)
+    return np.concatenate([first, others.argmin(axis=1)[:, None]], axis=1)[:, :k]
 
 
 def _sizes(like: np.ndarray, shape: list[int]) -> tuple[int, ...]:
     """A shape whose -k is k times the number of rows."""
     return tuple(-size * len(like) if size < 0 else size for size in shape)
-
-
-def _reduction(name: str) -> Any:
-    return lambda x, axis, keepdims: getattr(x, name)(axis=tuple(axis), keepdims=keepdims)
 
 
 _SAME = "abs exp expm1 log log1p sqrt tanh isnan isinf sin cos sign floor rint where matmul mod "
@@ -280,7 +276,7 @@ _SAME += "less_equal logical_and logical_or bitwise_and bitwise_or"
 
 OPERATIONS: dict[str, Any] = {
     **{name: getattr(np, name) for name in _SAME.split()},
-    **{name: _reduction(name) for name in ("sum", "max", "min", "prod", "any", "all")},
+    **{name: _reduction(getattr(np, name)) for name in ("sum", "max", "min", "prod", "any", "all")},
     "erf": np.vectorize(math.erf, otypes=[float]),
     "softplus": lambda x: np.logaddexp(0.0, x),
     "sigmoid": lambda x: np.exp(-np.logaddexp(0.0, -x)),

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.func import functionalize
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from skebm.export.aten import OPERATIONS, Call
+from skebm.export.aten import OPERATIONS, TorchCall
 from skebm.export.graph import ExportError, Graph, Node
 
 # Numbers of rows for which operations are recorded.
@@ -38,7 +38,7 @@ class Record(NamedTuple):
     results: Any
 
 
-class Recorder(TorchDispatchMode):
+class RowRecorder(TorchDispatchMode):
     """Records operations on tensors that follow from rows; others are constants.
 
     Parameters
@@ -137,7 +137,7 @@ def _recorded(
     example = [row.expand(n, *row.shape).clone() for row in rows]
     with torch.no_grad():
         function(*[row.clone() for row in example])  # what is kept for later calls is made
-        with Recorder(example, what) as recorder:
+        with RowRecorder(example, what) as recorder:
             found = functionalize(function, remove="mutations_and_views")(*example)
     return recorder.records, recorder._described(found)
 
@@ -163,7 +163,9 @@ class _Translation:
         shapes = [self.shape(a, b) for a, b in pairs]
         of_result = self.shape(record.results, other.results)
         try:
-            found = OPERATIONS[known](Call(self.graph, args, kwargs, of_result, shapes, self.like))
+            found = OPERATIONS[known](
+                TorchCall(self.graph, args, kwargs, of_result, shapes, self.like)
+            )
         except ExportError as error:
             raise ExportError(f"{self.what}: {error}") from error
         several = isinstance(record.results, list)

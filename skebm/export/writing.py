@@ -23,8 +23,8 @@ def to_numpy(model: Any) -> Scorer:
 
     The result has the methods of the model: `score_samples`, `energy`, `decision_function`,
     `predict`, `predict_proba`, `p_values` and `transform`, where the model has them. Its method
-    `save` writes one ``.npz`` file without pickled objects, which :func:`load_scorer` reads, or the module
-    ``skebm/export/scorer.py`` alone, copied to where neither skebm nor torch are installed.
+    `save` writes one ``.npz`` file without pickled objects, which :func:`load_scorer` reads: that
+    of skebm, or of a copy of the file ``skebm/export/scorer.py``, where skebm is not installed.
 
     It computes in float64, also for models of float32, with which results agree to about 1e-5; for
     models of float64 and densities of known form they agree to rounding. The constant log Z is that

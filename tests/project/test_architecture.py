@@ -25,7 +25,7 @@ ROWS = (
     ("distributions",),  # L1
     ("energies", "samplers"),  # L2
     ("objectives", "partition"),  # L3
-    ("training", "_densities"),  # L4
+    ("training",),  # L4
     ("estimators",),  # L5
     ("metrics",),  # L6
     ("inspection",),

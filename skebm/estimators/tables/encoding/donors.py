@@ -14,9 +14,9 @@ MOST_PAIRS = 2_000_000
 def completed_by_donors(z: np.ndarray, donors: np.ndarray) -> np.ndarray:
     """Rows (n, d) whose missing entries, nan, are those of the nearest donor that has them.
 
-    The squared distance of a row to a donor is the mean over the columns that both have. Where a row
-    has no column in common with a donor that has an entry, the entry is the mean of the donors, and 0
-    where no donor has it.
+    The squared distance of a row to a donor is the mean over the columns that both have. Where a
+    row has no column in common with a donor that has an entry, the entry is the mean of the donors,
+    and 0 where no donor has it.
     """
     found = z.copy()
     rows = np.flatnonzero(np.isnan(z).any(1))
