@@ -96,7 +96,6 @@ for _theirs, _ours in (
 ):
     OPERATIONS[_theirs] = _plain(_ours, 1)
 for _theirs, _ours in (
-    ("mul", "multiply"),
     ("maximum", "maximum"),
     ("minimum", "minimum"),
     ("mm", "matmul"),
@@ -123,6 +122,12 @@ OPERATIONS["where"] = _plain("where", 3)
 @rule("alias", "clone", "detach", "lift_fresh", "contiguous", "alias_copy")
 def _same(call: TorchCall) -> Node:
     return call.node(0)
+
+
+@rule("mul")
+def _times(call: TorchCall) -> Node:
+    x, y = call.node(0), call.node(1)
+    return call.apply("logical_and", x, y) if x.kind == y.kind == "b" else x * y
 
 
 @rule("add")
@@ -654,20 +659,19 @@ def _mean(call: TorchCall) -> Node:
     return call.apply("sum", call.node(0), axis=axes, keepdims=keep) / float(n)
 
 
-@rule("max", "min")
-def _extreme(call: TorchCall) -> Any:
-    op = "max" if len(call.args) > 1 else "maximum"
+@rule("max")
+def _max(call: TorchCall) -> Any:
+    if len(call.args) < 2:
+        raise ExportError("A maximum over rows has no translation.")
     axis, keep = call.axis(call.args[1]), bool(call.given(2, "keepdim", False))
-    assert op == "max"
-    return [
-        call.apply("max", call.node(0), axis=[axis], keepdims=keep),
-        call.apply("argmax", call.node(0), axis=axis),
-    ]
+    return [call.apply("max", call.node(0), axis=[axis], keepdims=keep), _argmax(call)]
 
 
 @rule("argmax")
 def _argmax(call: TorchCall) -> Node:
-    return call.apply("argmax", call.node(0), axis=call.axis(call.args[1]))
+    axis = call.axis(call.args[1])
+    found = call.apply("argmax", call.node(0), axis=axis)
+    return call.apply("unsqueeze", found, axis=axis) if call.given(2, "keepdim", False) else found
 
 
 def _log_sum(call: TorchCall, axis: int, keepdims: bool) -> Node:

@@ -222,10 +222,7 @@ def _statistic(statistic: Any, outputs: Outputs, model: Any) -> Output:
 
 def _p_values(graph: Graph, threshold: ConformalThreshold, values: list[Node]) -> Node:
     # Equal values count as at most this one, which rounding must not tell apart.
-    values = [
-        graph.apply("where", graph.apply("isinf", one), one, one + rounding_of(graph, one))
-        for one in values
-    ]
+    values = [one + rounding_of(graph, one) for one in values]
     if threshold.weight is not None:
         place = graph.apply("searchsorted", threshold.parts[0], values[0], right=True)
         below = graph.apply("take", threshold._weight_below, place, axis=0)

@@ -96,7 +96,8 @@ def difference_node(graph: Graph, values: Node, reference: Any) -> Node:
 
 def rounding_of(graph: Graph, values: Node) -> Node:
     """By how much a value and the one that a fit has kept of an equal row may differ."""
-    return graph.apply("maximum", graph.apply("abs", values), 1.0) * ROUNDING
+    size = graph.apply("maximum", graph.apply("abs", values), 1.0) * ROUNDING
+    return graph.apply("where", graph.apply("isinf", values), 0.0, size)
 
 
 def threshold_outputs(graph: Graph, decision: Node, missing: bool) -> Outputs:

@@ -29,7 +29,6 @@ PLAIN = {
     "sign": "Sign",
     "floor": "Floor",
     "rint": "Round",
-    "erf": "Erf",
     "negative": "Neg",
     "logical_not": "Not",
     "add": "Add",
@@ -64,7 +63,8 @@ class Writer:
     def __init__(self, graph: Graph, dtype: str):
         import onnx
 
-        self.onnx, self.graph, self.dtype = onnx, graph, np.dtype(dtype)
+        self.onnx: Any = onnx
+        self.graph, self.dtype = graph, np.dtype(dtype)
         self.number = onnx.TensorProto.DOUBLE if dtype == "float64" else onnx.TensorProto.FLOAT
         self.types = {
             "f": self.number,
@@ -233,6 +233,13 @@ def _where(to: Writer, names: Sequence[str], given: Any, kinds: Any) -> str:
         return to.emit("Where", *names)
     off = to.emit("And", to.emit("Not", mask), off)
     return to.emit("Or", to.emit("And", mask, on), off)
+
+
+@composed("erf")
+def _erf(to: Writer, names: Sequence[str], given: Any, kinds: Any) -> str:
+    """In single precision, in which runtimes have it."""
+    small = to.emit("Cast", names[0], to=to.onnx.TensorProto.FLOAT)
+    return to.emit("Cast", to.emit("Erf", small), to=to.number)
 
 
 @composed("log1p")

@@ -46,12 +46,20 @@ REFUSED = {
 
 def outputs_of(graph: Graph, model: Any, frame: InputColumns) -> Outputs:
     """What a model computes for the rows of a frame, by name."""
+    model = plain_model(model)
     check_has_rule(model)
     check_is_fitted(model)
     for kind, rule in RULES.items():
         if isinstance(model, kind):
             return rule(graph, model, frame)
     raise AssertionError
+
+
+def plain_model(model: Any) -> Any:
+    """The model that a frozen estimator or a search holds, or the model itself."""
+    while isinstance(model, FrozenEstimator) or hasattr(model, "best_estimator_"):
+        model = model.estimator if isinstance(model, FrozenEstimator) else model.best_estimator_
+    return model
 
 
 def check_has_rule(model: Any) -> None:
@@ -85,7 +93,6 @@ def _pipeline_outputs(graph: Graph, model: Any, frame: InputColumns) -> Outputs:
 
 RULES: dict[Any, Callable[[Graph, Any, InputColumns], Outputs]] = {
     Pipeline: _pipeline_outputs,
-    FrozenEstimator: lambda graph, model, frame: outputs_of(graph, model.estimator, frame),
     ours.TableEncoder: encoder_outputs,
     ours.RBMEstimator: rbm_outputs,
     ours.NeuralDensity: density_outputs,
@@ -109,6 +116,7 @@ def description(model: Any) -> tuple[Graph, dict[str, Any]]:
     ExportError
         If the model, or a part of it, has no translation.
     """
+    model = plain_model(model)
     check_has_rule(model)
     check_is_fitted(model)
     graph = Graph()

@@ -18,10 +18,7 @@ FORMAT = 1  # files of other numbers mean other things
 
 
 def load_scorer(file: Any) -> Scorer:
-    """The model in a file that :meth:`Scorer.save` wrote; nothing in it is executed.
-
-    `ValueError` if the file is none of these, or of another version of the format.
-    """
+    """The model in a file of :meth:`Scorer.save`; `ValueError` for other files and versions."""
     try:
         with np.load(file, allow_pickle=False) as found:
             arrays = {name: found[name] for name in found.files}

@@ -137,8 +137,16 @@ def _recorded(
     example = [row.expand(n, *row.shape).clone() for row in rows]
     with torch.no_grad():
         function(*[row.clone() for row in example])  # what is kept for later calls is made
-        with RowRecorder(example, what) as recorder:
-            found = functionalize(function, remove="mutations_and_views")(*example)
+        try:
+            with RowRecorder(example, what) as recorder:
+                found = functionalize(function, remove="mutations_and_views")(*example)
+        except RuntimeError as error:
+            if "functional" not in str(error):
+                raise
+            raise ExportError(
+                f"{what}: it changes an array in place in a way that cannot be recorded. Write "
+                "x = x & y instead of x &= y, and so on."
+            ) from error
     return recorder.records, recorder._described(found)
 
 
@@ -159,8 +167,7 @@ class _Translation:
                 f"{self.what}: the operation {name} of torch has no translation. Score it in "
                 "Python, or write the part with other operations."
             )
-        pairs = zip(record.args, other.args, strict=True)
-        shapes = [self.shape(a, b) for a, b in pairs]
+        shapes = [self.shape(a, b) for a, b in zip(record.args, other.args, strict=True)]
         of_result = self.shape(record.results, other.results)
         try:
             found = OPERATIONS[known](
@@ -184,6 +191,8 @@ class _Translation:
         if isinstance(one, Tensor):
             return one if one.shape == other.shape else self._filled(one, other)
         if isinstance(one, list):
+            if len(one) != len(other):
+                raise ExportError(f"{self.what}: its operations depend on the number of rows.")
             return [self.resolved(a, b) for a, b in zip(one, other, strict=True)]
         if isinstance(one, int) and not isinstance(one, bool) and one != other:
             return self._row_count(one, other)
