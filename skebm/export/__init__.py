@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from skebm.export.graph import ExportError
-from skebm.export.models import OUTPUTS
 from skebm.export.scorer import Scorer, load_scorer
 from skebm.export.writing import to_numpy, to_onnx
 
-__all__ = ["OUTPUTS", "ExportError", "Scorer", "load_scorer", "to_numpy", "to_onnx"]
+__all__ = ["ExportError", "Scorer", "load_scorer", "to_numpy", "to_onnx"]

@@ -157,6 +157,8 @@ class Graph:
         What :meth:`column` was called with, of each column that is read.
     width : int
         Number of columns of a model of arrays, which are one input; else 0.
+    rounding : float
+        Differences of values, relative to their size, that are of the precision of the model.
     """
 
     def __init__(self) -> None:
@@ -164,7 +166,7 @@ class Graph:
         self.kinds: list[str] = []
         self.arrays: list[np.ndarray] = []
         self.columns: list[dict[str, Any]] = []
-        self.width, self.n_columns = 0, 0
+        self.width, self.n_columns, self.rounding = 0, 0, 1e-10
         self._known: dict[Any, int] = {}
 
     # ---------------------------------------------------------------- inputs

@@ -22,9 +22,10 @@ from skebm.export.tracing import traced
 
 # Entries of all hidden states, beside the columns of a row, up to which they are summed over.
 MOST_ENTRIES = 1_000_000
-# Values that differ by less, relative to their size, are equal: the rounding of models in single
-# precision. Rows of few states are as likely as the threshold, which is that of one of them.
-ROUNDING = 1e-6
+# Values that differ by less, relative to their size, are equal: by the rounding of models in double
+# and in single precision. Rows of few states are as likely as the threshold, which is that of one of
+# them, and calibration rows as their own scores.
+ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-6}
 
 
 class Output(NamedTuple):
@@ -51,6 +52,7 @@ def trace_rows(
     """What ``function(energy, x)`` computes for rows x of the energy of a model."""
     energy = copy.deepcopy(model.energy_ if energy is None else energy).cpu()
     n, dtype = energy.domain.n_columns, next(energy.parameters()).dtype
+    graph.rounding = max(graph.rounding, ROUNDING[dtype])
     row = torch.as_tensor(model._reference[0, :n], dtype=dtype, device="cpu")
     return traced(graph, lambda x: function(energy, x), [(x, row)], type(model).__name__)
 
@@ -96,7 +98,7 @@ def difference_node(graph: Graph, values: Node, reference: Any) -> Node:
 
 def rounding_of(graph: Graph, values: Node) -> Node:
     """By how much a value and the one that a fit has kept of an equal row may differ."""
-    size = graph.apply("maximum", graph.apply("abs", values), 1.0) * ROUNDING
+    size = graph.apply("maximum", graph.apply("abs", values), 1.0) * graph.rounding
     return graph.apply("where", graph.apply("isinf", values), 0.0, size)
 
 

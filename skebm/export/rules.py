@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from sklearn.frozen import FrozenEstimator
+from sklearn.mixture import GaussianMixture
 from sklearn.pipeline import Pipeline
+from sklearn.preprocessing import StandardScaler
 
 import skebm.estimators as ours
 from skebm._validation import check_is_fitted
@@ -25,6 +27,7 @@ from skebm.export.models import (
     rbm_outputs,
     tractable_outputs,
 )
+from skebm.export.others import mixture_outputs, scaler_outputs
 
 # Estimators that cannot be exported: why, and what to do instead.
 REFUSED = {
@@ -72,8 +75,9 @@ def check_has_rule(model: Any) -> None:
             )
     if not isinstance(model, tuple(RULES)):
         raise ExportError(
-            f"{type(model).__name__} has no rule of export: it is for estimators of skebm, and for "
-            "pipelines of them. Score rows in Python, with a model stored by skops or pickle."
+            f"{type(model).__name__} has no rule of export: it is for estimators of skebm, and "
+            "pipelines of them, StandardScaler and GaussianMixture. Score rows in Python, with a "
+            "model stored by skops or pickle."
         )
 
 
@@ -93,6 +97,8 @@ def _pipeline_outputs(graph: Graph, model: Any, frame: InputColumns) -> Outputs:
 
 RULES: dict[Any, Callable[[Graph, Any, InputColumns], Outputs]] = {
     Pipeline: _pipeline_outputs,
+    StandardScaler: scaler_outputs,
+    GaussianMixture: mixture_outputs,
     ours.TableEncoder: encoder_outputs,
     ours.RBMEstimator: rbm_outputs,
     ours.NeuralDensity: density_outputs,

@@ -28,8 +28,8 @@ def to_numpy(model: Any) -> Scorer:
 
     It computes in float64, also for models of float32, with which results agree to about 1e-5; for
     models of float64 and densities of known form they agree to rounding. The constant log Z is that
-    of the model, `log_partition_`. Statistics of detectors that differ from a calibration row by
-    less than 1e-6 of their size count as equal to it.
+    of the model, `log_partition_`. Statistics that differ from a threshold or a calibration row by
+    less than the precision of the model (1e-6 of their size in float32) count as equal to it.
 
     Parameters
     ----------

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.mixture import GaussianMixture
+from sklearn.neighbors import KernelDensity
 
 from skebm import (
     EnergyOutlierDetector,
@@ -158,9 +159,16 @@ def test_a_statistic_or_a_density_without_translation_is_refused():
     ).fit(X)
     with pytest.raises(ExportError, match="statistic="):
         to_numpy(model)
-    mixture = EnergyOutlierDetector(GaussianMixture(), random_state=0).fit(X)
-    with pytest.raises(ExportError, match="GaussianMixture has no rule"):
-        to_numpy(mixture)
+    kernels = EnergyOutlierDetector(KernelDensity(), random_state=0).fit(X)
+    with pytest.raises(ExportError, match="KernelDensity has no rule"):
+        to_numpy(kernels)
+
+
+def test_a_detector_with_a_mixture_of_scikit_learn():
+    X = np.random.default_rng(0).normal(size=(200, 2))
+    mixture = GaussianMixture(2, random_state=0)
+    model = EnergyOutlierDetector(mixture, method="conformal", random_state=0).fit(X)
+    assert_scores_like(to_numpy(model), model, X * 1.2)
 
 
 def test_few_rows_have_a_nearest_row_and_values():

@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
+from sklearn.mixture import GaussianMixture
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import MinMaxScaler, StandardScaler
 from torch import nn
 
 from skebm import (
@@ -296,7 +297,7 @@ def test_frozen_models_and_searches_are_what_they_hold():
 
     model, new = fitted("TractableDensity")
     assert_scores_like(to_numpy(FrozenEstimator(model)), model, new)
-    search = GridSearchCV(TractableDensity("gaussian"), {"regularisation": [0.1]}, cv=2)
+    search = GridSearchCV(TractableDensity("gaussian"), {"random_state": [0]}, cv=2)
     search.fit(NUMBERS)
     assert_scores_like(to_numpy(search), search, new)
 
@@ -313,9 +314,19 @@ def test_a_model_that_is_not_fitted_is_refused():
 
 
 def test_other_estimators_are_refused():
-    scaled = make_pipeline(StandardScaler(), TractableDensity("gaussian")).fit(NUMBERS)
-    with pytest.raises(ExportError, match="StandardScaler has no rule of export"):
+    scaled = make_pipeline(MinMaxScaler(), TractableDensity("gaussian")).fit(NUMBERS)
+    with pytest.raises(ExportError, match="MinMaxScaler has no rule of export"):
         to_numpy(scaled)
+    with pytest.raises(ExportError, match="object has no rule"):
+        to_numpy(object())
+
+
+@pytest.mark.parametrize("kind", ["full", *map(only_full, ["tied", "diag", "spherical"])])
+def test_mixtures_and_scalers_of_scikit_learn(kind):
+    mixture = GaussianMixture(3, covariance_type=kind, random_state=0)
+    model = make_pipeline(StandardScaler(), mixture).fit(NUMBERS)
+    scorer = to_numpy(model)
+    assert_scores_like(scorer, model, NEW_NUMBERS[:20], outputs=["log_density", "predict", "proba"])
 
 
 def test_images_are_refused():
