@@ -65,6 +65,7 @@ def surprise_outputs(
 
 def _nearest(graph: Graph, nearest: NearestRow, x: Node) -> tuple[Node, Node]:
     """Distance to the nearest row, and whether a row is one of them, (n,) each."""
+    graph.needs_double = True
     rows = nearest.rows
     scaled = (x - nearest.centre) / nearest.unit
     n = min(2, len(rows))

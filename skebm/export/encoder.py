@@ -93,6 +93,7 @@ class _Codes:
 
 def _completed(graph: Graph, z: Node, donors: np.ndarray) -> Node:
     """Rows whose missing entries are those of the nearest donor, as :func:`completed_by_donors`."""
+    graph.needs_double = True
     holes = z.isnan().reduce("any")
     found = _from_donors(graph, graph.apply("compress", z, holes), donors)
     return graph.apply("merge", holes, found, graph.apply("compress", z, ~holes))

@@ -159,6 +159,8 @@ class Graph:
         Number of columns of a model of arrays, which are one input; else 0.
     rounding : float
         Differences of values, relative to their size, that are of the precision of the model.
+    needs_double : bool
+        Whether single precision would find other results, and not the same ones less precisely.
     """
 
     def __init__(self) -> None:
@@ -167,6 +169,7 @@ class Graph:
         self.arrays: list[np.ndarray] = []
         self.columns: list[dict[str, Any]] = []
         self.width, self.n_columns, self.rounding = 0, 0, 1e-10
+        self.needs_double = False
         self._known: dict[Any, int] = {}
 
     # ---------------------------------------------------------------- inputs
@@ -261,6 +264,7 @@ class Graph:
         """The graph with nothing but what outputs need, and the new numbers of its nodes."""
         found, numbers = Graph(), dict[int, int]()
         found.width, found.n_columns = self.width, self.n_columns
+        found.needs_double = self.needs_double
         for k in dependencies(self, outputs):
             op, inputs, given = self.nodes[k]
             if op == "constant":

@@ -23,8 +23,8 @@ from skebm.export.tracing import traced
 # Entries of all hidden states, beside the columns of a row, up to which they are summed over.
 MOST_ENTRIES = 1_000_000
 # Values that differ by less, relative to their size, are equal: by the rounding of models in double
-# and in single precision. Rows of few states are as likely as the threshold, which is that of one of
-# them, and calibration rows as their own scores.
+# and in single precision. Rows of few states are as likely as the threshold, which is that of one
+# of them, and calibration rows as their own scores.
 ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-6}
 
 
@@ -66,27 +66,30 @@ def density_outputs(graph: Graph, model: Any, frame: InputColumns) -> Outputs:
     """Energy, log-likelihood and the threshold of a density with one log Z."""
     rows, table = energy_rows(graph, model, frame), model._recipe.table
     energy = trace_rows(graph, model, table.row_energy, rows.x) + table.log_volume
-    log_density, missing = None, False
-    if hasattr(model, "transform"):  # a layer of hidden units
-        known = ~rows.x.isnan()
-        summed = _energy_of_known(graph, model, rows.x, known)
-        if summed is not None:
-            energy, missing = _by_completeness(graph, energy, summed, known), True
-            nothing = ~known.reduce("any")
-            log_density = graph.apply("where", nothing, 0.0, -energy - model.log_partition_)
+    known = ~rows.x.isnan()
+    summed = _energy_of_known(graph, model, rows.x, known)
+    if summed is not None:
+        energy = _by_completeness(graph, energy, summed, known)
     if rows.impossible is not None:
         energy = graph.apply("where", rows.impossible, np.inf, energy)
-        if log_density is not None:
-            log_density = graph.apply("where", rows.impossible, -np.inf, log_density)
-    if log_density is None:
-        log_density = -energy - model.log_partition_
-    found = {
-        "log_density": Output(log_density, missing),
-        "energy": Output(energy, missing),
-    }
-    return found | threshold_outputs(
-        graph, difference_node(graph, -energy, -model.threshold_), missing
-    )
+    missing = summed is not None
+    found = {"energy": Output(energy, missing)}
+    found |= threshold_outputs(graph, difference_node(graph, -energy, -model.threshold_), missing)
+    found |= log_density_outputs(model, energy, missing)
+    if missing and "log_density" in found and model.partition is not None:
+        nothing = ~known.reduce("any")
+        log_density = graph.apply("where", nothing, 0.0, found["log_density"].node)
+        found["log_density"] = Output(log_density, missing)
+    return found
+
+
+def log_density_outputs(model: Any, energy: Node, missing: bool = False) -> Outputs:
+    """Log-likelihoods by energies; nothing where log Z does not exist."""
+    try:
+        log_z = model.log_partition_
+    except ValueError:  # which `score_samples` raises; energies and classes are known nevertheless
+        return {}
+    return {"log_density": Output(-energy - log_z, missing)}
 
 
 def difference_node(graph: Graph, values: Node, reference: Any) -> Node:
@@ -130,7 +133,8 @@ def _energy_of_known(
     """The energy of the known entries of the rows of a mask; None where it has no exact sum."""
     energy, table = copy.deepcopy(model.energy_).cpu(), model._recipe.table
     dtype = next(energy.parameters()).dtype
-    states = getattr(getattr(energy, "hidden_domain", None), "n_states", math.inf)
+    hidden = getattr(energy, "hidden_domain", None)  # of RBMs
+    states = math.inf if hidden is None else hidden.n_states
     if states * energy.domain.n_columns > MOST_ENTRIES:
         return None
     (h,) = energy.hidden_domain.enumerate(int(states), dtype=dtype, device="cpu")
@@ -180,10 +184,7 @@ def classifier_outputs(graph: Graph, model: Any, frame: InputColumns) -> Outputs
     else:
         trained = model._energy_of_net
         logits = trace_rows(graph, model, lambda e, x: e.class_logits(x), rows.x, trained)
-    found = {
-        "energy": Output(energy),
-        "log_density": Output(-energy - model.log_partition_),
-    }
+    found = {"energy": Output(energy)} | log_density_outputs(model, energy)
     return found | class_outputs(graph, model.classes_, logits)
 
 

@@ -19,6 +19,7 @@ from skebm.export.detectors import detector_outputs, surprise_outputs
 from skebm.export.encoder import encoder_outputs
 from skebm.export.graph import ExportError, Graph
 from skebm.export.models import (
+    OUTPUTS,
     Outputs,
     belief_outputs,
     classifier_outputs,
@@ -144,7 +145,8 @@ def description(model: Any) -> tuple[Graph, dict[str, Any]]:
                 "missing": one.missing,
                 "wide": one.wide,
             }
-            for name, one in found.items()
+            for name in OUTPUTS
+            if (one := found.get(name))
         },
     }
     return graph, head

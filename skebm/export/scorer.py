@@ -103,12 +103,9 @@ class Scorer:
             raise AttributeError(f"This {self.estimator} was exported with {self.outputs} alone.")
         asked, step = self._graph["outputs"][name], self._graph["rows"]
         columns, n = self._read(X, asked["missing"])
-        last_use = self._last_uses(asked["node"])
-        parts = [
-            self._evaluate(asked["node"], last_use, [c[start : start + step] for c in columns])
-            for start in range(0, n, step)
-        ]
-        return np.concatenate(parts)
+        last, uses = asked["node"], self._last_uses(asked["node"])
+        blocks = ([c[i : i + step] for c in columns] for i in range(0, n, step))
+        return np.concatenate([self._evaluate(last, uses, block) for block in blocks])
 
     def _last_uses(self, last: int) -> dict[int, int]:
         """The nodes that one depends on, in order, each with the last of them that reads it."""
@@ -206,8 +203,9 @@ def _objects(values: Any) -> list[Any]:
 
 def _numbers(values: Any) -> np.ndarray:
     """A column as float64, NaN where missing."""
-    if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
-        return values.astype(np.float64)
+    dtype = getattr(values, "dtype", None)
+    if isinstance(dtype, np.dtype) and dtype.kind in "biuf":
+        return np.asarray(values, dtype=np.float64)
     return np.array([math.nan if _is_missing(v) else float(v) for v in _objects(values)])
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from skebm.export.graph import ExportError, Graph, Node, dependencies
-from skebm.export.models import OUTPUTS
 from skebm.export.onnx_file import IR_VERSION, ML_OPSET, OPSET, Writer
 from skebm.export.rules import description
 from skebm.export.scorer import Scorer
@@ -101,7 +100,7 @@ def to_onnx(model: Any, outputs: Sequence[str] | None = None, *, dtype: str = "f
         Names of the outputs; None is all that the model has.
     dtype : {"float64", "float32"}, default="float64"
         Of numbers. Single precision is for hardware without double precision: log p has about six
-        digits then, and rows that equal a training row may not be recognised.
+        digits then. Detectors that compare a row with training rows need double precision.
 
     Returns
     -------
@@ -120,7 +119,7 @@ def to_onnx(model: Any, outputs: Sequence[str] | None = None, *, dtype: str = "f
         raise ValueError(f"dtype={dtype!r} must be 'float64' or 'float32'.")
     graph, head = description(model)
     known = head["outputs"]
-    asked = [name for name in OUTPUTS if name in known] if outputs is None else list(outputs)
+    asked = list(known) if outputs is None else list(outputs)
     for name in asked:
         if name not in known:
             raise ExportError(
@@ -132,6 +131,11 @@ def to_onnx(model: Any, outputs: Sequence[str] | None = None, *, dtype: str = "f
         writer = Writer(graph, dtype)
     except ImportError as error:
         raise ImportError('to_onnx needs the package onnx: pip install "skebm[onnx]".') from error
+    if dtype == "float32" and graph.needs_double:
+        raise ExportError(
+            f"{head['estimator']} asks which training row is the nearest, for which single "
+            "precision is not enough: use dtype='float64'."
+        )
     nodes = {name: _output_node(graph, known[name]) for name in asked}
     for name, node in nodes.items():
         made = writer.result(node.number)

@@ -102,6 +102,13 @@ def test_onnx_scores_of_frames_are_those_of_the_detector(name):
         assert_equal_scores(values, getattr(model, METHODS[output])(X), 1e-9)
 
 
+def test_single_precision_is_not_enough_for_distances_to_training_rows():
+    pytest.importorskip("onnx", reason='needs pip install "skebm[onnx,test]"')
+    for name in ("conformal", "encoder"):
+        with pytest.raises(ExportError, match="asks which training row .*float64"):
+            to_onnx(fitted(name), dtype="float32")
+
+
 @pytest.mark.parametrize("zone", leading(1, [None, "America/New_York"]))
 def test_dates_and_durations_are_days(zone):
     encoder = TableEncoder().fit(dated_frame(300, 0, zone))

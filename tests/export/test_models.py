@@ -267,6 +267,13 @@ class Jumpy(Valley):
         return super().forward(x) * (1.0 if bool((x > 100).any()) else 2.0)
 
 
+class Steep(Valley):
+    """A network that decreases faster than a normal base increases."""
+
+    def forward(self, x):
+        return super().forward(x) - x.square().sum(1, keepdim=True).square()
+
+
 def test_a_network_of_a_user_is_exported():
     model = NCEDensity(Valley, noise="gaussian", **SHORT).fit(NUMBERS)
     assert_scores_like(to_numpy(model), model, NEW_NUMBERS)
@@ -356,3 +363,13 @@ def test_log_z_is_a_constant():
     scorer = to_numpy(rbm)
     difference = scorer.score_samples(new) + scorer.energy(new)
     assert np.allclose(difference, -rbm.log_partition_, atol=1e-12)
+
+
+def test_a_model_without_log_z_has_energies_alone():
+    """Its network decreases faster than its base confines rows, so that Z is infinite."""
+    model = NCEDensity(Steep, noise="gaussian", **SHORT).fit(NUMBERS)
+    with pytest.raises(ValueError, match="log Z does not exist"):
+        model.score_samples(NUMBERS)
+    scorer = to_numpy(model)
+    assert scorer.outputs == ["energy", "predict", "decision"]
+    assert_scores_like(scorer, model, NUMBERS)

@@ -23,7 +23,8 @@ def assert_equal_scores(found, expected, rtol):
         return
     finite = np.isfinite(expected)
     assert np.array_equal(found[~finite], expected[~finite], equal_nan=True)
-    error = np.abs(found - expected)[finite] / np.maximum(1, np.abs(expected[finite]))
+    found, expected = found[finite], expected[finite]
+    error = np.abs(found - expected) / np.maximum(1, np.abs(expected))
     assert error.max(initial=0) <= rtol
 
 
