@@ -59,7 +59,7 @@ class InputColumns:
     def times(self, j: int, what: str) -> Node:
         """Days of dates and durations of column j, (n,); NaN where missing (`Graph.column`)."""
         if self.names is None or self._rows is not None:
-            raise ExportError("Dates of arrays have no translation: fit the model to a data frame.")
+            raise ExportError("Dates of a step before have no translation.")
         return self.graph.column(self.names[j], j, time=what)
 
     def codes(self, j: int, levels: Any, *, unseen: bool) -> Node:

@@ -14,6 +14,8 @@ from sklearn.preprocessing import StandardScaler
 import skebm.estimators as ours
 from skebm._validation import check_is_fitted
 from skebm.estimators.storage import package_version
+from skebm.estimators.tables.encoding.dates import DATES, DURATIONS
+from skebm.estimators.tables.table import shown_names
 from skebm.export.columns import InputColumns
 from skebm.export.detectors import detector_outputs, surprise_outputs
 from skebm.export.encoder import encoder_outputs
@@ -114,6 +116,19 @@ RULES: dict[Any, Callable[[Graph, Any, InputColumns], Outputs]] = {
 }
 
 
+def _reads_columns(model: Any) -> bool:
+    """Whether a model, or its first step, takes each column by itself: text, categories, dates."""
+    model = plain_model(model)
+    if isinstance(model, Pipeline):
+        return _reads_columns(model.steps[0][1])
+    if isinstance(model, ours.EnergyOutlierDetector):
+        return _reads_columns(model.estimators_[0])
+    has_dates = isinstance(model, ours.TableEncoder) and any(
+        note.kind in (DATES, DURATIONS) for note in model._notes
+    )
+    return has_dates or getattr(model, "_coding", None) is not None
+
+
 def description(model: Any) -> tuple[Graph, dict[str, Any]]:
     """The graph of a fitted model, and the rest of what a scorer needs, as plain values.
 
@@ -128,10 +143,9 @@ def description(model: Any) -> tuple[Graph, dict[str, Any]]:
     check_is_fitted(model)
     graph = Graph()
     names = getattr(model, "feature_names_in_", None)
-    coding = getattr(model, "_coding", None)
-    if names is None and coding is not None:
-        names = coding.names
     n_columns = int(model.n_features_in_)
+    if names is None and _reads_columns(model):
+        names = shown_names(None, n_columns)
     frame = InputColumns(graph, n_columns, None if names is None else [str(name) for name in names])
     found = outputs_of(graph, model, frame)
     graph, numbers = graph.pruned([one.node.number for one in found.values()])

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 import skebm
-from skebm import EnergyOutlierDetector, RBMEstimator, TractableDensity
+from skebm import EnergyOutlierDetector, RBMEstimator, TableEncoder, TractableDensity
 from skebm.export import Scorer, load_scorer, scorer, to_numpy
 from tests.export.test_detectors import frame, odd_frame
 from tests.support.tiers import full
@@ -115,6 +115,17 @@ def test_rows_of_any_kind_have_the_same_scores():
     ]
     for other in others:
         assert np.array_equal(found.score_samples(other), expected)
+
+
+@pytest.mark.parametrize("model", [EnergyOutlierDetector(random_state=0), TableEncoder()])
+def test_arrays_of_objects_have_columns_by_number(model):
+    X = frame(120, 0)[["city", "age", "street"]].to_numpy(dtype=object)
+    found = to_numpy(model.fit(X))
+    assert set(found.columns) == {"x0", "x1", "x2"}
+    asked = "transform" if hasattr(model, "transform") else "score_samples"
+    expected = getattr(model, asked)(X)
+    for rows in (X, X.tolist(), dict(zip(["x0", "x1", "x2"], X.T, strict=True))):
+        assert np.allclose(getattr(found, asked)(rows), expected, rtol=1e-9)
 
 
 def test_many_rows_are_scored_in_blocks():
