@@ -64,6 +64,16 @@ SHORT = EXACT | {"n_iter": 2, "partition": ImportanceSampling(200)}
 CASES = {
     "RBM of bits": (RBMEstimator(4, base="independent", **SHORT), BITS, BITS),
     "RBM of bits with a tree": (RBMEstimator(4, base="chow-liu", **SHORT), BITS, BITS),
+    "RBM of bits with a tree of blocks": (
+        RBMEstimator(4, base="block-tree", **SHORT),
+        BITS,
+        BITS,
+    ),
+    "Boltzmann machine of spins": (
+        BoltzmannMachineDensity(random_state=0, dtype="float64"),
+        2 * BITS - 1,
+        2 * BITS - 1,
+    ),
     "RBM of numbers": (RBMEstimator(4, base="gaussian", **SHORT), NUMBERS, NEW_NUMBERS),
     "RBM of a frame": (RBMEstimator(4, base="independent", **SHORT), FRAME, NEW_FRAME),
     "RBM of a frame in classes": (

@@ -81,6 +81,7 @@ FUNCTIONS = {
     "searchsorted": lambda x: torch.searchsorted(EDGES, x) + torch.bucketize(x, EDGES, right=True),
     "counts": with_counts,
     "cumsum": lambda x: x.cumsum(1),
+    "shortcut": lambda x: x.long() * 2.0 if torch.equal(x, x.round()) else x * 2,
     "bits": lambda x: ((x > 0).long() | 4) & ((x < 1).long() * 5),
     "nan": lambda x: torch.where(x > 0, x, torch.nan).nan_to_num(2.0) + x.isnan() + x.isfinite(),
     "infinite": lambda x: (x / 0.0).nan_to_num(0.0, posinf=5.0, neginf=-torch.inf).exp(),
@@ -143,6 +144,7 @@ def test_a_function_of_torch_is_that_of_onnx(name):
     ("function", "why"),
     [
         (lambda x: x * (2 if x.sum() > 0 else 1), "values of others"),
+        (lambda x: x if torch.equal(x, x.abs()) else -x, "values of others"),
         (lambda x: x - x.mean(0), "sum over rows"),
         (lambda x: x + torch.arange(len(x))[:, None], "number the rows"),
         (lambda x: x[x[:, 0] > 0], "masks"),
