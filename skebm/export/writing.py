@@ -114,6 +114,16 @@ def to_onnx(model: Any, outputs: Sequence[str] | None = None, *, dtype: str = "f
     sklearn.exceptions.NotFittedError
     ExportError
         If the model, or a part of it, has no translation, or lacks an output that is asked for.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skebm import TractableDensity
+    >>> from skebm.export import to_onnx
+    >>> X = np.random.default_rng(0).normal(size=(200, 2))
+    >>> exported = to_onnx(TractableDensity("gaussian").fit(X))
+    >>> [one.name for one in exported.graph.input], [one.name for one in exported.graph.output]
+    (['X'], ['log_density'])
     """
     if dtype not in ("float64", "float32"):
         raise ValueError(f"dtype={dtype!r} must be 'float64' or 'float32'.")

@@ -147,7 +147,6 @@ FIRST = [
     "TractableDensity of a frame",
     "BoltzmannMachineDensity",
     "DeepBeliefNetwork of a layer",
-    "EnergyOutlierDetector",
 ]
 
 
