@@ -29,7 +29,7 @@ from skebm import (
     RBMEstimator,
     ScoreMatchingDensity,
 )
-from skebm._densities import relative_log_density
+from skebm.estimators.queries.densities import relative_log_density
 from skebm.objectives import Penalty
 
 BANDWIDTHS = (0.2, 0.5, 0.7, 1.0, 2.0)

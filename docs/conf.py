@@ -34,6 +34,7 @@ page_outputs = [
     "guide/choose",
     "guide/classify",
     "guide/columns",
+    "guide/export",
     "guide/judge",
     "guide/log_partition",
     "guide/migrate",

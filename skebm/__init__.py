@@ -47,6 +47,7 @@ from skebm.estimators import (
 from skebm.estimators.storage import load, package_version, trusted_types
 
 if TYPE_CHECKING:
+    from skebm import export as export
     from skebm import inspection as inspection
     from skebm import metrics as metrics
 
@@ -97,7 +98,7 @@ __all__ = [
 ]
 
 # Packages that are imported when they are first asked for, as ``skebm.metrics``.
-_LAZY = ("inspection", "metrics")
+_LAZY = ("export", "inspection", "metrics")
 
 
 def __getattr__(name: str) -> Any:

@@ -107,9 +107,9 @@ class Real(Domain):
     def contains(self, x: Tensor) -> Tensor:
         inside = torch.isfinite(x)
         if self.lower is not None:
-            inside &= x >= self.lower
+            inside = inside & (x >= self.lower)
         if self.upper is not None:
-            inside &= x <= self.upper
+            inside = inside & (x <= self.upper)
         return inside.flatten(1).all(1)
 
     def dequantise(self, x: Tensor, generator: torch.Generator) -> Tensor:
@@ -209,7 +209,7 @@ class Categorical(Domain):
     def contains(self, x: Tensor) -> Tensor:
         ok = ((x == 0) | (x == 1)).all(1)
         for part in x.split(self.groups, 1):
-            ok &= part.sum(1) == 1
+            ok = ok & (part.sum(1) == 1)
         return ok
 
     def dequantise(self, x: Tensor, generator: torch.Generator) -> Tensor:

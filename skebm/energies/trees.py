@@ -491,9 +491,9 @@ class _Block(nn.Module):
         value = value.flatten()
         found = []
         for part in codes.split(max(1, VALUES // self.n_trees), 1):
-            bits = self.all.expand(part.shape[1], -1).clone()
+            bits = self.all.expand(part.shape[1], -1)
             for j, place in zip(self.columns, self.place, strict=True):
-                bits &= self.table.index_select(0, place.index_select(0, part[j]))
+                bits = bits & self.table.index_select(0, place.index_select(0, part[j]))
             leaf = _place_of_bit(bits) + first
             found.append(value.index_select(0, leaf.flatten()).view(leaf.shape).sum(1))
         return torch.cat(found)

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from skebm import _densities as densities
 from skebm._validation import check_random_state, n_rows, take_rows
 from skebm.base import Real
 from skebm.estimators.outlier import columns as tables
+from skebm.estimators.queries import densities
 
 # Margin around the rows, relative to their range.
 MARGIN = 0.15

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from skebm import _densities as densities
 from skebm._validation import check_is_fitted
 from skebm.base.sampler import whole_number
+from skebm.estimators.queries import densities
 from skebm.inspection._drawing import ORANGE, axes_of
 from skebm.inspection._plane import draw_from_model, grid_axes, plane, repeat_row
 from skebm.inspection.explanations import short

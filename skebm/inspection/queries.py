@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from skebm._densities import last_step
 from skebm._validation import check_is_fitted, n_rows
 from skebm.base.sampler import whole_number
 from skebm.estimators.outlier import columns as tables
 from skebm.estimators.queries.columns import ColumnConditional, LevelConditional
+from skebm.estimators.queries.densities import last_step
 from skebm.inspection._drawing import NAVY, ORANGE, axes_of
 from skebm.inspection.explanations import short
 

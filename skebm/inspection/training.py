@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from skebm._densities import last_step
 from skebm._validation import check_is_fitted
+from skebm.estimators.queries.densities import last_step
 from skebm.inspection._drawing import NAVY, ORANGE, pyplot
 from skebm.inspection.boltzmann.rbm import _columns
 

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.spatial import KDTree
 from sklearn.utils import check_array
 
-from skebm._densities import score_function
+from skebm.estimators.queries.densities import score_function
 from skebm.metrics._checks import Floats, numbers_of
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from skebm._densities import (
+from skebm.estimators.queries.densities import (
     check_normalised,
     hyvarinen,
     input_of_last_step,

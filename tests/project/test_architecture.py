@@ -25,10 +25,11 @@ ROWS = (
     ("distributions",),  # L1
     ("energies", "samplers"),  # L2
     ("objectives", "partition"),  # L3
-    ("training", "_densities"),  # L4
+    ("training",),  # L4
     ("estimators",),  # L5
     ("metrics",),  # L6
     ("inspection",),
+    ("export",),
     ("integrations",),
 )
 ROW = {name: number for number, names in enumerate(ROWS) for name in names}

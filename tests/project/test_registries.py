@@ -39,6 +39,7 @@ PACKAGES = [
         "distributions",
         "energies",
         "estimators",
+        "export",
         "inspection",
         "integrations",
         "metrics",

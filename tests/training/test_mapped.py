@@ -291,7 +291,7 @@ def test_a_detector_of_a_map(tmp_path, method):
 def test_a_detector_fits_its_default_estimator_to_a_sample(tmp_path):
     table = map_of(tmp_path, numbers())
     detector = EnergyOutlierDetector(random_state=0).fit(table)
-    assert len(detector.estimator_[0]._imputer._fit_X) == 300
+    assert len(detector.estimator_[0]._donors) == 300
     assert (detector.predict(table) == -1).sum() == 90
     calls = []
 

@@ -77,7 +77,7 @@ class NeuralMixin(ModelQueriesMixin, PartitionMixin):
         return found.reshape(len(rows), *table.row_shape)
 
     def _score_and_laplacian(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Gradient and Laplacian of log p, for :mod:`skebm._densities`."""
+        """Gradient and Laplacian of log p, for :mod:`skebm.estimators.queries.densities`."""
         rows, energy = self._rows(X), self._scoring_energy()
         grad, second = derivatives(self._recipe.table, rows, energy, weighted=False)
         return -grad, -second

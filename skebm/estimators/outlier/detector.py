@@ -15,12 +15,6 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.utils import get_tags, indexable
 from sklearn.utils.metaestimators import available_if
 
-from skebm._densities import (
-    log_density,
-    log_normaliser,
-    pessimistic_log_likelihood,
-    scores_are_nats,
-)
 from skebm._validation import (
     N_JOBS,
     HasMethods,
@@ -85,6 +79,12 @@ from skebm.estimators.outlier.thresholds import (
     benjamini_hochberg,
     check_fdr,
     effective_rows,
+)
+from skebm.estimators.queries.densities import (
+    log_density,
+    log_normaliser,
+    pessimistic_log_likelihood,
+    scores_are_nats,
 )
 from skebm.estimators.tables.encoding import TableEncoder
 from skebm.estimators.tables.gross import gross_rows
@@ -607,7 +607,7 @@ class EnergyOutlierDetector(
 
     @property
     def _density(self) -> Any:
-        """The density for :mod:`skebm._densities`, if the statistic is a log density."""
+        """The density for `queries/densities.py`, if the statistic is a log density."""
         if self._param("statistic") != "log_density":
             raise AttributeError("The statistic is not a log density.")
         return self.estimator_

@@ -10,11 +10,11 @@ import numpy as np
 from sklearn.model_selection import KFold, check_cv
 from sklearn.pipeline import make_pipeline
 
-from skebm._densities import last_step
 from skebm._validation import n_rows, take_fit_params, take_rows
 from skebm.base.processes import Workers, fit_of, progress_bar
 from skebm.estimators.outlier.surprise import RowSurprise
 from skebm.estimators.outlier.trimming import far_rows
+from skebm.estimators.queries.densities import last_step
 from skebm.estimators.tables.encoding import TableEncoder
 from skebm.training.distributed import shows_progress
 from skebm.training.streams import some_rows

@@ -18,7 +18,6 @@ from sklearn.utils import Bunch
 from sklearn.utils.validation import has_fit_parameter
 from torch import Tensor
 
-from skebm._densities import draw_rows, log_normaliser, relative_log_density, score_function
 from skebm._validation import (
     N_JOBS,
     Interval,
@@ -53,6 +52,12 @@ from skebm.base.sampler import whole_number
 from skebm.distributions import Distribution, Stack
 from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import NamedEstimators, atomic
+from skebm.estimators.queries.densities import (
+    draw_rows,
+    log_normaliser,
+    relative_log_density,
+    score_function,
+)
 from skebm.estimators.queries.joint import Joint, mixture_near
 from skebm.estimators.queries.mixin import QueriesMixin
 from skebm.estimators.queries.tractable import (

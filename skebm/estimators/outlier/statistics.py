@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from skebm._densities import last_step, relative_log_density, score_function
 from skebm._validation import as_numbers, n_rows
 from skebm.estimators.outlier.surprise import RowSurprise
+from skebm.estimators.queries.densities import last_step, relative_log_density, score_function
 from skebm.training.streams import map_blocks, some_rows
 
 

@@ -11,7 +11,6 @@ from sklearn.base import BaseEstimator, MetaEstimatorMixin, OutlierMixin, clone
 from sklearn.model_selection import KFold
 from sklearn.neighbors import NearestNeighbors
 
-from skebm._densities import relative_log_density
 from skebm._validation import (
     N_JOBS,
     HasMethods,
@@ -29,6 +28,7 @@ from skebm.base.processes import TasksMixin, collect_warnings, fit_of, parts_of_
 from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import atomic, set_nested_params, upper_quantile
 from skebm.estimators.outlier.product import ProductOfDensities
+from skebm.estimators.queries.densities import relative_log_density
 from skebm.training.streams import SourceMixin
 
 # Folds, and most rows that they hold out together and that a model is fitted to without one.
@@ -463,7 +463,7 @@ class RowSurprise(
 
     @property
     def _density(self) -> Any:
-        """The density for :mod:`skebm._densities`."""
+        """The density for :mod:`skebm.estimators.queries.densities`."""
         return self.density_
 
     def score_samples(self, X: Any) -> np.ndarray:

@@ -13,7 +13,6 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array
 
-from skebm._densities import fit_weighted
 from skebm._validation import (
     Interval,
     StrOptions,
@@ -38,6 +37,7 @@ from skebm.base.processes import TasksMixin
 from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import atomic
 from skebm.estimators.queries.columns import ColumnConditional, ends_of_interval, one_or_each
+from skebm.estimators.queries.densities import fit_weighted
 from skebm.estimators.queries.tractable import TractableDensity
 
 # Name of the target among the columns of a frame, with as many underscores as make it new.

@@ -10,10 +10,10 @@ from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from torch import Tensor
 
-from skebm._densities import draw_rows, fit_weighted, log_density, score_function
 from skebm._validation import check_is_fitted, set_seeds
 from skebm.base import Binary, Domain, Real
 from skebm.distributions import Distribution
+from skebm.estimators.queries.densities import draw_rows, fit_weighted, log_density, score_function
 from skebm.estimators.tables.units import Units
 from skebm.training.rows import Rows
 
@@ -27,7 +27,7 @@ class EstimatorDensity(Distribution):
     Units are changed here, in double precision, as single precision is too little for large means.
 
     Its log-probabilities and draws are the estimator's, and as exact as these; the score is known
-    where :func:`skebm._densities.score_function` knows it, and a `TypeError` elsewhere.
+    where `queries/densities.py: score_function` knows it, and a `TypeError` elsewhere.
 
     Parameters
     ----------

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from sklearn.base import is_outlier_detector
 
-from skebm._densities import is_energy_based, last_step, relative_log_density
 from skebm._validation import check_is_fitted, n_rows
 from skebm.estimators import EnergyOutlierDetector, RowSurprise
+from skebm.estimators.queries.densities import is_energy_based, last_step, relative_log_density
 
 
 class Abnormality(NamedTuple):

@@ -11,12 +11,12 @@ from sklearn.neighbors import LocalOutlierFactor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from skebm._densities import last_step, scores_are_nats
 from skebm.estimators.outlier.columns import Column
 from skebm.estimators.outlier.fitting import default_estimator
 from skebm.estimators.outlier.reasons.contributions import explain_by_evidence
 from skebm.estimators.outlier.reasons.explanations import Explanation
 from skebm.estimators.outlier.statistics import STATISTICS, default_statistic, measure
+from skebm.estimators.queries.densities import last_step, scores_are_nats
 from skebm.estimators.queries.tractable import TractableDensity
 from skebm.estimators.tables.encoding import TableEncoder
 

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import logsumexp
 
-from skebm._densities import input_of_last_step, last_step, score_function
 from skebm._validation import take_rows
 from skebm.estimators.outlier.columns import (
     Column,
@@ -24,6 +23,7 @@ from skebm.estimators.outlier.reasons.explanations import (
     Explanation,
 )
 from skebm.estimators.outlier.thresholds import difference
+from skebm.estimators.queries.densities import input_of_last_step, last_step, score_function
 from skebm.estimators.tables.columns import is_present
 
 # Points outside the range of a column, points that each round of refinement adds in the region of

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, TransformerMixin
-from sklearn.impute import KNNImputer
 from sklearn.preprocessing import StandardScaler
 
 from skebm._validation import (
@@ -26,6 +25,7 @@ from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import atomic
 from skebm.estimators.tables.columns import Coding, column_names
 from skebm.estimators.tables.encoding.dates import DATES, DURATIONS, Times, read_times
+from skebm.estimators.tables.encoding.donors import completed_by_donors
 from skebm.estimators.tables.encoding.levels import LevelCodes, by_frequency, one_hot
 from skebm.estimators.tables.encoding.notes import (
     WIDE,
@@ -195,7 +195,7 @@ class TableEncoder(DocLinkMixin, SourceMixin, TasksMixin, TransformerMixin, Base
         if len(z) > most_donors:
             donors = z[np.random.RandomState(0).permutation(len(z))[:most_donors]]
         # Kept for rows with holes, also where no row of fit has one.
-        self._imputer = KNNImputer(n_neighbors=1, keep_empty_features=True).fit(donors)
+        self._donors = donors
         return z
 
     def _learn_columns(self, X: Any, codes: np.ndarray, times: Times) -> None:
@@ -330,13 +330,10 @@ class TableEncoder(DocLinkMixin, SourceMixin, TasksMixin, TransformerMixin, Base
 
     def _impute(self, z: np.ndarray) -> np.ndarray:
         """Rows whose missing entries are those of their nearest row."""
-        holes = np.isnan(z).any(1)
-        if holes.any():
-            z[holes] = self._imputer.transform(z[holes])
-        return z
+        return completed_by_donors(z, self._donors) if np.isnan(z).any() else z
 
     def __sklearn_is_fitted__(self) -> bool:
-        return "_imputer" in self.__dict__
+        return "_donors" in self.__dict__
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """Names of the columns of :meth:`transform`.

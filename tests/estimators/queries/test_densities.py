@@ -14,7 +14,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 from skebm import EnergyOutlierDetector, RBMEstimator
-from skebm._densities import (
+from skebm.estimators.queries.densities import (
     hyvarinen,
     last_step,
     log_density,
@@ -73,7 +73,7 @@ def test_scores_of_a_weighted_kernel_density_far_from_the_origin():
 def test_scores_in_parts_are_the_same(monkeypatch):
     density = KernelDensity(bandwidth=0.7).fit(X)
     whole = score_function(density, ROWS)
-    monkeypatch.setattr("skebm._densities.MAX_PAIRS", 1)
+    monkeypatch.setattr("skebm.estimators.queries.densities.MAX_PAIRS", 1)
     assert_allclose(score_function(density, ROWS), whole, rtol=1e-12)
 
 

@@ -201,14 +201,14 @@ def _mixture_scores(mixture: Any, X: Any) -> ScoreAndLaplacian:
     responsibility = mixture.predict_proba(X)
     X = np.asarray(X, dtype=float)
     score, mean = np.zeros(X.shape), np.zeros(len(X))
-    for k, factor in enumerate(_precision_factors(mixture)):
+    for k, factor in enumerate(precision_factors(mixture)):
         own = -((X - mixture.means_[k]) @ factor) @ factor.T
         score += responsibility[:, k, None] * own
         mean += responsibility[:, k] * (np.square(own).sum(1) - np.square(factor).sum())
     return ScoreAndLaplacian(score, mean - np.square(score).sum(1))
 
 
-def _precision_factors(mixture: Any) -> Iterator[np.ndarray]:
+def precision_factors(mixture: Any) -> Iterator[np.ndarray]:
     """A matrix for each component; times its transpose it is the precision."""
     n_features = mixture.means_.shape[1]
     for k in range(len(mixture.means_)):
