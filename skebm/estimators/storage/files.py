@@ -54,6 +54,7 @@ VALUES = (
     "skebm.estimators.neural.conditional.estimator.ReferenceRows",
     "skebm.estimators.neural.conditional.normalisers.Annealing",
     "skebm.estimators.neural.objectives.noise_contrastive.Path",
+    "skebm.estimators.outlier.bulk.Bulk",
     "skebm.estimators.outlier.columns.Column",
     "skebm.estimators.outlier.ensembles.ranks.RankCalibration",
     "skebm.estimators.outlier.ensembles.ranks.ScoreTail",
