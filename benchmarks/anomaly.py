@@ -1,7 +1,7 @@
 """Anomaly detection on tables, next to the usual detectors and published numbers.
 
-    python -m benchmarks.anomaly --data PATH [--suite adbench | macrodata | contaminated] [--sets NAME ...]
-        [--seeds N] [--methods NAME ...] [--limit SECONDS] [--quick] [--one-class]
+    python -m benchmarks.anomaly --data PATH [--suite adbench | macrodata | contaminated]
+        [--sets NAME ...] [--seeds N] [--methods NAME ...] [--limit SECONDS] [--quick] [--one-class]
         [--ranks PICTURE] [--json F]
 
 PATH holds `adbench/<set>.npz` (22 sets of ADBench: `X`, and `y` with 1 for an anomaly) and
@@ -375,7 +375,9 @@ def parse() -> argparse.Namespace:
     """Arguments."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--suite", choices=("adbench", "macrodata", "contaminated"), default="adbench")
+    parser.add_argument(
+        "--suite", choices=("adbench", "macrodata", "contaminated"), default="adbench"
+    )
     parser.add_argument("--sets", nargs="+", help="all, smallest files first, by default")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--methods", nargs="+", choices=METHODS)

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 from sklearn.cluster import KMeans
 
-
 # Most rows that the bulk is found of.
 MOST_ROWS = 5000
 # Partitions of half of the rows each, their clusters, and the share of rows in those that count.

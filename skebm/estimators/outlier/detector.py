@@ -181,8 +181,8 @@ class EnergyOutlierDetector(
         Fraction of the training rows that are left out when the estimator is fitted, for tables
         that contain anomalies, as most do that are fitted and scored themselves: those farthest
         from the bulk of the table, of which clusters of few rows are no part (columns are encoded
-        by :class:`TableEncoder`). ``"auto"`` leaves out as many as seem to be anomalies
-        (`contaminated_`), from a twentieth to half of the rows, and gives the distance from the
+        by :class:`TableEncoder`). ``"auto"`` leaves out a twentieth and as many as seem to
+        be anomalies (`contaminated_`), at most half of the rows, and gives the distance from the
         bulk half of the weight in the default estimator (``RowSurprise(bulk=0.5)``). Thresholds
         and calibration use all rows.
     prefit : bool, default=False
@@ -488,10 +488,10 @@ class EnergyOutlierDetector(
                 set_seeds(model, random)
             calls.append((fit_model, task, model, X, y, params, rows, self.trim, seed))
         fitted = for_each_model(calls, "fit", self.n_jobs, self.verbose)
-        self.n_trimmed_ = sum(n_far for _, n_far, _ in fitted)
-        shares = [share for _, _, share in fitted if share is not None]
-        self.contaminated_ = mean_share(shares) if shares else None
-        return [model for model, _, _ in fitted], [held_out for _, held_out in splits]
+        trimmed = [found for _, found in fitted if found is not None]
+        self.n_trimmed_ = sum(n_far for n_far, _ in trimmed)
+        self.contaminated_ = mean_share([share for _, share in trimmed]) if trimmed else None
+        return [model for model, _ in fitted], [held_out for _, held_out in splits]
 
     def _estimator(self) -> Any:
         """The estimator to be cloned, by default that of :func:`default_estimator`."""

@@ -127,18 +127,18 @@ def fit_model(
     rows: np.ndarray | None,
     trim: float | str | None,
     seed: int | None,
-) -> tuple[Any, int, ContaminatedShare | None]:
+) -> tuple[Any, tuple[int, ContaminatedShare] | None]:
     """Fit a model to the given rows, or to all if they are None, without those that are trimmed.
 
-    Returns the model, the number of trimmed rows and the estimated share of anomalies, which is
-    None without `trim`; `seed` is that by which they are found. `y` is passed unless it is None.
+    Returns the model and, with `trim`, the number of trimmed rows and the estimated share of
+    anomalies; `seed` is that by which they are found. `y` is passed unless it is None.
     """
-    n_far, share = 0, None
+    trimmed = None
     if trim is not None:
         assert seed is not None
         rows = np.arange(n_rows(X)) if rows is None else rows
         far, share = far_rows(take_rows(X, rows), trim, seed)
-        rows, n_far = rows[~far], int(far.sum())
+        rows, trimmed = rows[~far], (int(far.sum()), share)
     if rows is not None:
         # Arrays with a value for each row of X are split like X.
         params = take_fit_params(X, params, rows)
@@ -147,7 +147,7 @@ def fit_model(
     with fit_of(task, model):
         fitted = model.fit(X, **params) if y is None else model.fit(X, y, **params)
     ignore_open_columns(fitted)
-    return fitted, n_far, share
+    return fitted, trimmed
 
 
 def ignore_open_columns(model: Any) -> None:

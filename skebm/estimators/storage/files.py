@@ -64,6 +64,7 @@ VALUES = (
     "skebm.estimators.outlier.surprise.UnseenValues",
     "skebm.estimators.outlier.thresholds.ConformalThreshold",
     "skebm.estimators.outlier.thresholds.QuantileThreshold",
+    "skebm.estimators.outlier.trimming.ContaminatedShare",
     "skebm.estimators.rbm.family.GibbsChains",
     "skebm.estimators.recipe.Recipe",
     "skebm.estimators.sequences.series.forecast.Forecast",
