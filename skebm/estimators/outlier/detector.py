@@ -86,7 +86,7 @@ from skebm.estimators.outlier.thresholds import (
     check_fdr,
     effective_rows,
 )
-from skebm.estimators.outlier.trimming import mean_share
+from skebm.estimators.outlier.trimming import ContaminatedShare, mean_share
 from skebm.estimators.tables.encoding import TableEncoder
 from skebm.estimators.tables.gross import gross_rows
 from skebm.training.streams import SourceMixin, open_table, sample_of, table_or_header
@@ -285,6 +285,7 @@ class EnergyOutlierDetector(
 
     estimators_: list[Any]
     _threshold: Threshold
+    contaminated_: ContaminatedShare | None
     _columns: list[Column] | None
     # Rows, and the density that is fitted to them when reasons are first asked for.
     _reference: dict[str, Any] | None
@@ -358,7 +359,8 @@ class EnergyOutlierDetector(
         Parameters
         ----------
         X : {array-like, sparse matrix, frame} of shape (n_samples, n_features)
-            Normal rows, in any form that the estimator takes.
+            Normal rows, in any form that the estimator takes. If anomalies are among them, as they
+            are where the rows that are fitted are also those to be judged, set ``trim="auto"``.
         y : array-like of shape (n_samples,), default=None
             Classes, if the estimator is a classifier; not used otherwise.
         **fit_params : dict

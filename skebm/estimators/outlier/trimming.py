@@ -18,7 +18,8 @@ LEAST, MOST = 0.05, 0.5
 # Weight of the bulk in the default estimator with "auto".
 WEIGHT_OF_BULK = 0.5
 # Distances beyond the median at which rows are counted, in units of that of the lower quartile from
-# it: normal rows halve in number every 1.1 of them on most tables. Upper bounds count from the first.
+# it: normal rows halve in number every 1.1 of them on most tables. Upper bounds count from the
+# first.
 BEYOND, HALVED, FIRST = np.arange(2.0, 9.0), 1.1, 1.0
 # The lower bound takes units of twice the distance of a percentile above if this is larger, as it
 # is where normal rows have heavy tails, and normal rows to halve every one of them.

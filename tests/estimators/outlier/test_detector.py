@@ -162,7 +162,7 @@ def test_auto_leaves_out_what_is_far_from_the_bulk():
 
 
 @pytest.mark.parametrize(
-    "X", leading(1, [np.full((40, 2), 3.0), normal(80) * 1e300, np.tile([[0.0], [1.0]], (40, 1))])
+    "X", leading(2, [normal(80) * 1e300, np.full((40, 2), 3.0), np.tile([[0.0], [1.0]], (40, 1))])
 )
 def test_auto_keeps_half_of_rows_that_differ_in_little(X):
     with warnings.catch_warnings():
@@ -243,7 +243,7 @@ def clustered(n, n_odd, d, seed, *, spread=0.2):
     return X
 
 
-@pytest.mark.parametrize("n_odd", leading(1, [60, 15, 100]))
+@pytest.mark.parametrize("n_odd", leading(1, [40, 15, 50]))
 def test_a_cluster_of_anomalies_is_left_out(n_odd):
     """The nearest row and kernels find such rows normal: they are near to each other."""
     X = clustered(500, n_odd, 5, seed=n_odd)
@@ -253,7 +253,7 @@ def test_a_cluster_of_anomalies_is_left_out(n_odd):
     assert len(kept) == len(X) - detector.n_trimmed_
     assert roc_auc_score(odd, -detector.decision_function(X)) > 0.999
     plain = EnergyOutlierDetector(random_state=0).fit(X)
-    assert roc_auc_score(odd, -plain.decision_function(X)) < 0.9
+    assert roc_auc_score(odd, -plain.decision_function(X)) < 0.5
     share = detector.contaminated_
     assert share.lower <= n_odd / len(X) <= share.upper
     assert share.value == pytest.approx(n_odd / len(X), rel=1)
@@ -263,7 +263,7 @@ def test_a_cluster_of_anomalies_is_left_out(n_odd):
 @pytest.mark.parametrize("d", [2, 3, 6, 20])
 def test_bounds_of_the_share_of_anomalies_hold_at_their_level(d):
     """Normal rows have lighter tails than the bounds suppose, so that they err less than said."""
-    n, n_trials, errors = 300, 60, np.zeros(2)
+    n, n_trials, errors = 300, 30, np.zeros(2)
     for seed in range(n_trials):
         n_odd = (0, 15, 60)[seed % 3]
         X = clustered(n, n_odd, d, seed, spread=1.0)
