@@ -60,7 +60,7 @@ class Bulk(NamedTuple):
         found = cls(*_units(X), [], X, np.zeros(d), np.eye(d))
         z = found.scaled(X)
         found = found._replace(clusters=_large_clusters(z, random), columns=np.sort(z, axis=0))
-        start = shares_beyond(found._to_clusters(z)) + shares_beyond(found._widths(z))
+        start = nats_beyond(found._to_clusters(z)) + nats_beyond(found._widths(z))
         middle, axes = _core(z, start)
         return found._replace(middle=middle, axes=axes)
 
@@ -99,7 +99,7 @@ class Bulk(NamedTuple):
         return found
 
 
-def shares_beyond(values: np.ndarray) -> np.ndarray:
+def nats_beyond(values: np.ndarray) -> np.ndarray:
     """Minus the log of the share of the values that are at least as high, in nats, (n,)."""
     n = len(values)
     below = np.searchsorted(np.sort(values), values, side="left")
@@ -115,7 +115,7 @@ def mean_of_two_highest(nats: np.ndarray) -> np.ndarray:
 
 def nats_from_bulk(distances: np.ndarray) -> np.ndarray:
     """How far rows are from the bulk beside each other, in nats, (n,), of `Bulk.distances`."""
-    return mean_of_two_highest(np.column_stack([shares_beyond(one) for one in distances.T]))
+    return mean_of_two_highest(np.column_stack([nats_beyond(one) for one in distances.T]))
 
 
 def _units(X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -424,7 +424,7 @@ class RowSurprise(
             self.density_ = model.fit(X, **kind)
         w = np.ones(len(X)) if weight is None else weight
         self._nearest = NearestRow.fit(_some(X, MOST_NEAR, random))
-        self._bulk = self._bulk_of(X, weight, random)
+        self._bulk = self._bulk_of(X, w, random)
         self._weight_of_bulk = float(self.bulk)
         remembered = _numbers(len(X), MOST_REMEMBERED, random)
         self._unseen = UnseenValues.fit(X[remembered], w[remembered])
@@ -438,8 +438,7 @@ class RowSurprise(
                 fold.fit(X[train], **kind)
             nearest = NearestRow.fit(_some(X[train], MOST_NEAR, random))
             nearest = nearest._replace(offset=self._nearest.offset)
-            some = None if weight is None else weight[train]
-            bulk = self._bulk_of(X[train], some, random)
+            bulk = self._bulk_of(X[train], w[train], random)
             found.append(RowViews.of(fold, nearest, bulk, X[test]))
         held_out = np.concatenate([test for _, test in folds]) if folds else np.arange(len(X))
         self.n_held_out_ = len(held_out) if folds else 0
@@ -485,12 +484,12 @@ class RowSurprise(
         return found
 
     def _bulk_of(
-        self, X: np.ndarray, weight: np.ndarray | None, random: np.random.RandomState
+        self, X: np.ndarray, weight: np.ndarray, random: np.random.RandomState
     ) -> Bulk | None:
         """That of the rows, each of which occurs as often as its weight says; None without."""
         if not self.bulk:
             return None
-        if weight is not None:
+        if np.ptp(weight):
             begins = np.cumsum(weight) / weight.sum()
             X = X[np.searchsorted(begins, (np.arange(len(X)) + 0.5) / len(X))]
         return Bulk.fit(X, random)

@@ -110,15 +110,15 @@ def _share_beyond_tail(values: np.ndarray) -> tuple[float, float, float]:
     return max(value, lower), lower, max(upper, value)
 
 
-def _excess(shares: np.ndarray, halved: float) -> float:
-    """The largest share of rows that a tail does not explain, of shares beyond distances."""
+def _excess(beyond: np.ndarray, halved: float) -> float:
+    """The largest share of rows that a tail does not explain, of those beyond distances."""
     tail = 0.5 * 2.0 ** (-BEYOND / halved)
-    return float(np.max((shares - tail) / (1 - tail), initial=0.0))
+    return float(np.max((beyond - tail) / (1 - tail), initial=0.0))
 
 
-def mean_share(shares: list[ContaminatedShare]) -> ContaminatedShare:
+def mean_share(found_by: list[ContaminatedShare]) -> ContaminatedShare:
     """That of all fits of a detector; warns if many of the rows are anomalies."""
-    found = ContaminatedShare(*map(float, np.mean(shares, axis=0)))
+    found = ContaminatedShare(*map(float, np.mean(found_by, axis=0)))
     if found.value > MANY:
         warn(
             f"About {found.value:.0%} of the training rows seem to be anomalies; were it half, "
