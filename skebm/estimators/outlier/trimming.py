@@ -40,7 +40,8 @@ class ContaminatedShare(NamedTuple):
     lower : float
         A bound that is above that share in at most 5 % of samples.
     upper : float
-        Bound from above with the same error on the share of all rows that are not near the bulk.
+        Bound from above with the same error on the share of all rows that are not near the bulk,
+        which a cluster of more than about a tenth of the rows seems to be part of.
     """
 
     value: float
