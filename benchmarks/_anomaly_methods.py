@@ -112,6 +112,11 @@ def outlyingness(model: Any, X: np.ndarray) -> np.ndarray:
     return model.decision_function(X)
 
 
+def of_training_rows(model: Any, X: np.ndarray) -> np.ndarray:
+    """PyOD's scores of the rows that a detector was fitted to."""
+    return model.decision_scores_
+
+
 @dataclass(frozen=True)
 class Method:
     """How a detector is made of the training rows and a seed, and how it scores new ones."""
@@ -176,3 +181,38 @@ METHODS: dict[str, Method] = {
     "RBM, even bins": Method(lambda X, s: binned(small_rbm(X, s), "uniform", s)),
     "RBM, chosen": Method(tuned_rbm),
 }
+
+# Detectors that score the rows that they are fitted to. Those of PyOD have a seed where they take
+# one; its deep ones are left to the protocol of clean rows.
+OF_ONE_TABLE: dict[str, Method] = {
+    "untrimmed": Method(
+        lambda X, s: EnergyOutlierDetector(random_state=s), lambda m, X: -m.decision_function(X)
+    ),
+    "trimmed": Method(
+        lambda X, s: EnergyOutlierDetector(trim="auto", random_state=s),
+        lambda m, X: -m.decision_function(X),
+    ),
+    "PyOD kNN": Method(lambda X, s: peer("knn", "KNN"), of_training_rows, needs="pyod"),
+    "PyOD LOF": Method(lambda X, s: peer("lof", "LOF"), of_training_rows, needs="pyod"),
+    "PyOD IForest": Method(
+        lambda X, s: peer("iforest", "IForest", random_state=s), of_training_rows, needs="pyod"
+    ),
+    "PyOD ECOD": Method(lambda X, s: peer("ecod", "ECOD"), of_training_rows, needs="pyod"),
+    "PyOD COPOD": Method(lambda X, s: peer("copod", "COPOD"), of_training_rows, needs="pyod"),
+    "PyOD GMM": Method(
+        lambda X, s: peer("gmm", "GMM", random_state=s), of_training_rows, needs="pyod"
+    ),
+    "PyOD INNE": Method(
+        lambda X, s: peer("inne", "INNE", random_state=s), of_training_rows, needs="pyod"
+    ),
+    "PyOD CBLOF": Method(
+        lambda X, s: peer("cblof", "CBLOF", random_state=s), of_training_rows, needs="pyod"
+    ),
+    "PyOD PCA": Method(
+        lambda X, s: peer("pca", "PCA", random_state=s), of_training_rows, needs="pyod"
+    ),
+    "PyOD DIF": Method(
+        lambda X, s: peer("dif", "DIF", random_state=s), of_training_rows, needs="pyod"
+    ),
+}
+METHODS |= OF_ONE_TABLE

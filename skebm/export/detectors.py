@@ -41,6 +41,11 @@ def surprise_outputs(
     graph: Graph, model: Any, frame: InputColumns, outputs_of: OutputsOf
 ) -> Outputs:
     """Minus the surprise of rows, and its threshold."""
+    if model._bulk is not None:
+        raise ExportError(
+            'The distance of a row from the bulk of a table, which trim="auto" asks for, is not '
+            "exported: pass trim=None, or the share of rows to leave out as a number."
+        )
     density = model.density_
     experts = (
         list(density.experts_.values()) if isinstance(density, ProductOfDensities) else [density]

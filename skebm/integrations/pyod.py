@@ -33,9 +33,9 @@ class EnergyDetector(BaseDetector):  # type: ignore[misc, unused-ignore]
     statistic : str or callable, default="auto"
         As for :class:`skebm.EnergyOutlierDetector`.
     trim : float in (0, 0.5), "auto" or None, default=None
-        Fraction of the rows that the estimator is not fitted to: those that an isolation forest
-        finds most abnormal. ``"auto"`` lets the forest choose. It is worth setting if more than
-        a few of the rows are outliers.
+        Fraction of the rows that the estimator is not fitted to: those farthest from the bulk of
+        the table. ``"auto"`` leaves out as many as seem to be anomalies, and is worth setting if
+        more than a few of the rows are (see :class:`skebm.EnergyOutlierDetector`).
     random_state : int, RandomState instance or None, default=None
         Seed of what is random in the estimator.
     n_jobs : int or None, default=None

@@ -169,6 +169,9 @@ def test_a_statistic_or_a_density_without_translation_is_refused():
     kernels = EnergyOutlierDetector(KernelDensity(), random_state=0).fit(X)
     with pytest.raises(ExportError, match="KernelDensity has no rule"):
         to_numpy(kernels)
+    trimmed = EnergyOutlierDetector(trim="auto", random_state=0).fit(X)
+    with pytest.raises(ExportError, match="trim=None"):
+        to_numpy(trimmed)
 
 
 def test_a_detector_with_a_mixture_of_scikit_learn():

@@ -80,6 +80,7 @@ from skebm.estimators.outlier.thresholds import (
     check_fdr,
     effective_rows,
 )
+from skebm.estimators.outlier.trimming import ContaminatedShare, mean_share
 from skebm.estimators.queries.densities import (
     log_density,
     log_normaliser,
@@ -178,9 +179,12 @@ class EnergyOutlierDetector(
         Folds of ``"cross-conformal"``; a splitter must leave out every row once.
     trim : float in (0, 0.5), "auto" or None, default=None
         Fraction of the training rows that are left out when the estimator is fitted, for tables
-        that contain anomalies: the most abnormal rows according to an isolation forest on columns
-        encoded by :class:`TableEncoder`. ``"auto"`` leaves out the rows that the forest predicts to
-        be outliers, about a seventh of clean rows. Thresholds and calibration use all rows.
+        that contain anomalies, as most do that are fitted and scored themselves: those farthest
+        from the bulk of the table, of which clusters of few rows are no part (columns are encoded
+        by :class:`TableEncoder`). ``"auto"`` leaves out a twentieth and as many as seem to
+        be anomalies (`contaminated_`), at most half of the rows, and gives the distance from the
+        bulk half of the weight in the default estimator (``RowSurprise(bulk=0.5)``). Thresholds
+        and calibration use all rows.
     prefit : bool, default=False
         Whether the estimator is already fitted. `fit` then only sets the threshold, with all rows
         given: with ``"conformal"``, the estimator must not have been fitted to these rows. A
@@ -210,6 +214,12 @@ class EnergyOutlierDetector(
         The level in use.
     n_trimmed_ : int
         Number of training rows that were left out, summed over folds.
+    contaminated_ : ContaminatedShare or None
+        Estimated share of anomalies among the training rows, with `trim`: a named tuple of the
+        `value`, which is mostly too low where anomalies are many, as those amid normal rows are not
+        counted, and a `lower` and an `upper` bound, each with an error of 5 %; means over folds.
+        The bounds suppose that normal rows have a tail that is at most exponential in the log of
+        their distance from the bulk.
     n_calibration_ : int
         Number of rows with which new rows are compared.
     false_alarm_bound_ : float
@@ -275,6 +285,7 @@ class EnergyOutlierDetector(
 
     estimators_: list[Any]
     _threshold: Threshold
+    contaminated_: ContaminatedShare | None
     _columns: list[Column] | None
     # Rows, and the density that is fitted to them when reasons are first asked for.
     _reference: dict[str, Any] | None
@@ -348,7 +359,8 @@ class EnergyOutlierDetector(
         Parameters
         ----------
         X : {array-like, sparse matrix, frame} of shape (n_samples, n_features)
-            Normal rows, in any form that the estimator takes.
+            Normal rows, in any form that the estimator takes. If anomalies are among them, as they
+            are where the rows that are fitted are also those to be judged, set ``trim="auto"``.
         y : array-like of shape (n_samples,), default=None
             Classes, if the estimator is a classifier; not used otherwise.
         **fit_params : dict
@@ -375,7 +387,7 @@ class EnergyOutlierDetector(
         if self._takes_fitted:
             begin_task(0)
             models, held_out = [self._prefit_model(fit_params)], [None]
-            self.n_trimmed_ = 0
+            self.n_trimmed_, self.contaminated_ = 0, None
         else:
             models, held_out = self._fit_models(X, y, fit_params, weight, random)
         scored = zip(models, held_out, strict=True)
@@ -478,7 +490,9 @@ class EnergyOutlierDetector(
                 set_seeds(model, random)
             calls.append((fit_model, task, model, X, y, params, rows, self.trim, seed))
         fitted = for_each_model(calls, "fit", self.n_jobs, self.verbose)
-        self.n_trimmed_ = sum(n_far for _, n_far in fitted)
+        trimmed = [found for _, found in fitted if found is not None]
+        self.n_trimmed_ = sum(n_far for n_far, _ in trimmed)
+        self.contaminated_ = mean_share([share for _, share in trimmed]) if trimmed else None
         return [model for model, _ in fitted], [held_out for _, held_out in splits]
 
     def _estimator(self) -> Any:
@@ -487,7 +501,7 @@ class EnergyOutlierDetector(
             return self.estimator
         # Its fits have the workers where those of the folds do not.
         n_jobs = None if self.method == "cross-conformal" else self.n_jobs
-        return default_estimator(self.verbose, n_jobs)
+        return default_estimator(self.verbose, n_jobs, self.trim)
 
     def _statistic(self) -> Any:
         """The statistic, by name if it is ``"auto"``."""

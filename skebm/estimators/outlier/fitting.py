@@ -13,7 +13,7 @@ from sklearn.pipeline import make_pipeline
 from skebm._validation import n_rows, take_fit_params, take_rows
 from skebm.base.processes import Workers, fit_of, progress_bar
 from skebm.estimators.outlier.surprise import RowSurprise
-from skebm.estimators.outlier.trimming import far_rows
+from skebm.estimators.outlier.trimming import WEIGHT_OF_BULK, ContaminatedShare, far_rows
 from skebm.estimators.queries.densities import last_step
 from skebm.estimators.tables.encoding import TableEncoder
 from skebm.training.distributed import shows_progress
@@ -26,9 +26,13 @@ ENOUGH = 10
 LEAST_ROWS = 2
 
 
-def default_estimator(verbose: int = 0, n_jobs: int | None = None) -> Any:
+def default_estimator(
+    verbose: int = 0, n_jobs: int | None = None, trim: float | str | None = None
+) -> Any:
     """A table encoder, and how surprising rows of its columns are."""
-    return make_pipeline(TableEncoder(), RowSurprise(n_jobs=n_jobs, verbose=verbose))
+    bulk = WEIGHT_OF_BULK if trim == "auto" else 0
+    surprise = RowSurprise(bulk=bulk, n_jobs=n_jobs, verbose=verbose)
+    return make_pipeline(TableEncoder(), surprise)
 
 
 def params_of_default(params: dict[str, Any]) -> dict[str, Any]:
@@ -123,18 +127,18 @@ def fit_model(
     rows: np.ndarray | None,
     trim: float | str | None,
     seed: int | None,
-) -> tuple[Any, int]:
+) -> tuple[Any, tuple[int, ContaminatedShare] | None]:
     """Fit a model to the given rows, or to all if they are None, without those that are trimmed.
 
-    Returns the model and the number of trimmed rows; `seed` is that of the forest that finds them.
-    `y` is passed unless it is None.
+    Returns the model and, with `trim`, the number of trimmed rows and the estimated share of
+    anomalies; `seed` is that by which they are found. `y` is passed unless it is None.
     """
-    n_far = 0
+    trimmed = None
     if trim is not None:
         assert seed is not None
         rows = np.arange(n_rows(X)) if rows is None else rows
-        far = far_rows(take_rows(X, rows), trim, seed)
-        rows, n_far = rows[~far], int(far.sum())
+        far, share = far_rows(take_rows(X, rows), trim, seed)
+        rows, trimmed = rows[~far], (int(far.sum()), share)
     if rows is not None:
         # Arrays with a value for each row of X are split like X.
         params = take_fit_params(X, params, rows)
@@ -143,7 +147,7 @@ def fit_model(
     with fit_of(task, model):
         fitted = model.fit(X, **params) if y is None else model.fit(X, y, **params)
     ignore_open_columns(fitted)
-    return fitted, n_far
+    return fitted, trimmed
 
 
 def ignore_open_columns(model: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from sklearn.neighbors import NearestNeighbors
 from skebm._validation import (
     N_JOBS,
     HasMethods,
+    Interval,
     check_columns,
     check_is_fitted,
     check_weight,
@@ -27,6 +29,7 @@ from skebm._validation import (
 from skebm.base.processes import TasksMixin, collect_warnings, fit_of, parts_of_fit
 from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import atomic, set_nested_params, upper_quantile
+from skebm.estimators.outlier.bulk import Bulk, mean_of_two_highest
 from skebm.estimators.outlier.product import ProductOfDensities
 from skebm.estimators.queries.densities import relative_log_density
 from skebm.training.streams import SourceMixin
@@ -304,6 +307,13 @@ class RowSurprise(
     with training rows as they find them, and its nearest row and its values are those of others.
     So training rows are about as surprising as new ones.
 
+    Kernels and the nearest row find a cluster of anomalies normal if it is among the training rows.
+    With `bulk` = b the mean is replaced by 1 - b times it and b times how far the row is from the
+    bulk of the table, of which clusters of few rows are no part: the mean of the two highest of the
+    nats of three distances, to the nearest of the large clusters in random halves of the rows, to
+    the ends of windows that hold a fifth of the values of each column, and to the core of the rows
+    by its covariance.
+
     It is no density: :math:`e^{-s}` is not normalised. `density_` is one.
 
     Parameters
@@ -311,6 +321,9 @@ class RowSurprise(
     density : estimator or None, default=None
         A density of the columns of X, whose experts are used if it is a
         :class:`ProductOfDensities`. It is cloned. None is a :class:`ProductOfDensities`.
+    bulk : float in [0, 1], default=0
+        Weight of the distance to the bulk of the table, for rows that contain anomalies;
+        :class:`EnergyOutlierDetector` sets it with ``trim="auto"``.
     random_state : int, RandomState instance or None, default=None
         Seed of the folds, and of every ``random_state`` of the density that is None.
     n_jobs : int or None, default=None
@@ -355,14 +368,16 @@ class RowSurprise(
 
     _parameter_constraints: dict = {
         "density": [HasMethods(["fit", "score_samples", "get_params"]), None],
+        "bulk": [Interval(Real, 0, 1, closed="both")],
         "random_state": ["random_state"],
         "n_jobs": N_JOBS,
         "verbose": ["verbose"],
     }
     _has_tasks = True
 
-    def __init__(self, density=None, *, random_state=None, n_jobs=None, verbose=0):
+    def __init__(self, density=None, *, bulk=0, random_state=None, n_jobs=None, verbose=0):
         self.density = density
+        self.bulk = bulk
         self.random_state = random_state
         self.n_jobs = n_jobs
         self.verbose = verbose
@@ -409,6 +424,8 @@ class RowSurprise(
             self.density_ = model.fit(X, **kind)
         w = np.ones(len(X)) if weight is None else weight
         self._nearest = NearestRow.fit(_some(X, MOST_NEAR, random))
+        self._bulk = self._bulk_of(X, w, random)
+        self._weight_of_bulk = float(self.bulk)
         remembered = _numbers(len(X), MOST_REMEMBERED, random)
         self._unseen = UnseenValues.fit(X[remembered], w[remembered])
         found: list[RowViews] = []
@@ -421,10 +438,11 @@ class RowSurprise(
                 fold.fit(X[train], **kind)
             nearest = NearestRow.fit(_some(X[train], MOST_NEAR, random))
             nearest = nearest._replace(offset=self._nearest.offset)
-            found.append(RowViews.of(fold, nearest, X[test]))
+            bulk = self._bulk_of(X[train], w[train], random)
+            found.append(RowViews.of(fold, nearest, bulk, X[test]))
         held_out = np.concatenate([test for _, test in folds]) if folds else np.arange(len(X))
         self.n_held_out_ = len(held_out) if folds else 0
-        own = RowViews.of(self.density_, self._nearest, X[held_out])
+        own = RowViews.of(self.density_, self._nearest, self._bulk, X[held_out])
         parts = RowViews(*map(np.concatenate, zip(*found, strict=True))) if found else own
         self._tails, self._own_tails = (
             [RankTail.fit(values, w[held_out]) for values in one.values.T] for one in (parts, own)
@@ -455,11 +473,26 @@ class RowSurprise(
         return model
 
     def _surprise_of_parts(self, parts: RowViews, X: np.ndarray) -> np.ndarray:
-        mean = _mean_surprise(self._tails, parts.values)
+        nats = _nats(self._tails, parts.values)
         if parts.itself.any():
-            mean[parts.itself] = _mean_surprise(self._own_tails, parts.values[parts.itself])
-        found: np.ndarray = mean + self._unseen.surprise(X, parts.itself)
+            nats[parts.itself] = _nats(self._own_tails, parts.values[parts.itself])
+        n_bulk = 0 if self._bulk is None else self._bulk.n_distances
+        found: np.ndarray = nats[:, : nats.shape[1] - n_bulk].mean(1)
+        if n_bulk:
+            found += self._weight_of_bulk * (mean_of_two_highest(nats[:, -n_bulk:]) - found)
+        found += self._unseen.surprise(X, parts.itself)
         return found
+
+    def _bulk_of(
+        self, X: np.ndarray, weight: np.ndarray, random: np.random.RandomState
+    ) -> Bulk | None:
+        """That of the rows, each of which occurs as often as its weight says; None without."""
+        if not self.bulk:
+            return None
+        if np.ptp(weight):
+            begins = np.cumsum(weight) / weight.sum()
+            X = X[np.searchsorted(begins, (np.arange(len(X)) + 0.5) / len(X))]
+        return Bulk.fit(X, random)
 
     @property
     def _density(self) -> Any:
@@ -482,7 +515,7 @@ class RowSurprise(
     def _scores(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, reset=False)
-        return -self._surprise_of_parts(RowViews.of(self.density_, self._nearest, X), X)
+        return -self._surprise_of_parts(RowViews.of(self.density_, self._nearest, self._bulk, X), X)
 
     def decision_function(self, X: Any) -> np.ndarray:
         """`score_samples` minus `offset_`: negative for outliers.
@@ -511,27 +544,32 @@ class RowSurprise(
         return np.where(self.decision_function(X) >= 0, 1, -1)
 
 
-def _mean_surprise(tails: list[RankTail], values: np.ndarray) -> np.ndarray:
+def _nats(tails: list[RankTail], values: np.ndarray) -> np.ndarray:
     pairs = zip(tails, values.T, strict=True)
-    found: np.ndarray = np.mean([tail.surprise(value) for tail, value in pairs], axis=0)
-    return found
+    return np.column_stack([tail.surprise(value) for tail, value in pairs])
 
 
 class RowViews(NamedTuple):
-    """What experts and the nearest row say of rows, higher for normal ones, (n, K + 1)."""
+    """What experts, the nearest row and the bulk say of rows, higher for normal ones.
+
+    There are K + 1 columns, and three more with a bulk.
+    """
 
     values: np.ndarray
     itself: np.ndarray
 
     @classmethod
-    def of(cls, density: Any, nearest: NearestRow, X: np.ndarray) -> RowViews:
+    def of(cls, density: Any, nearest: NearestRow, bulk: Bulk | None, X: np.ndarray) -> RowViews:
         """Of each row of X; `itself` says which are rows of the table."""
         experts = (
             density.experts_.values() if isinstance(density, ProductOfDensities) else [density]
         )
         found = [relative_log_density(expert, X) for expert in experts]
         distance, itself = nearest.distances(X)
-        return cls(np.column_stack([*found, nearest.log_nearness(distance)]), itself)
+        found.append(nearest.log_nearness(distance))
+        if bulk is not None:
+            found.append(-bulk.distances(X))
+        return cls(np.column_stack(found), itself)
 
 
 def _rows_of_one_copy(X: np.ndarray) -> np.ndarray | None:

@@ -11,7 +11,15 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.metrics import roc_auc_score
 from sklearn.mixture import GaussianMixture
 
-from skebm import EnergyOutlierDetector, OutlierEnsemble, ProductOfDensities, TractableDensity
+from skebm import (
+    EnergyOutlierDetector,
+    OutlierEnsemble,
+    ProductOfDensities,
+    RowSurprise,
+    TractableDensity,
+)
+from skebm.estimators.outlier.bulk import Bulk
+from skebm.estimators.outlier.trimming import HALVED, LEAST, contaminated_share
 from tests.support.tiers import full, leading
 
 
@@ -144,7 +152,7 @@ def test_the_given_share_of_rows_is_left_out(trim):
     assert (detector.predict(X) == -1).mean() == pytest.approx(0.1, abs=0.01)
 
 
-def test_auto_leaves_out_what_a_forest_predicts_to_be_outliers():
+def test_auto_leaves_out_what_is_far_from_the_bulk():
     X, odd = contaminated()
     dirty = EnergyOutlierDetector(Centre(), trim="auto", random_state=0).fit(X)
     kept = {tuple(row) for row in dirty.estimator_.rows_}
@@ -154,7 +162,7 @@ def test_auto_leaves_out_what_a_forest_predicts_to_be_outliers():
 
 
 @pytest.mark.parametrize(
-    "X", leading(1, [np.full((40, 2), 3.0), normal(80) * 1e300, np.tile([[0.0], [1.0]], (40, 1))])
+    "X", leading(2, [normal(80) * 1e300, np.full((40, 2), 3.0), np.tile([[0.0], [1.0]], (40, 1))])
 )
 def test_auto_keeps_half_of_rows_that_differ_in_little(X):
     with warnings.catch_warnings():
@@ -224,6 +232,112 @@ def test_bad_trims():
     with pytest.warns(UserWarning, match="trim, because"):
         detector = EnergyOutlierDetector(FrozenEstimator(mixture), trim=0.1).fit(X)
     assert detector.n_trimmed_ == 0
+
+
+def clustered(n, n_odd, d, seed, *, spread=0.2):
+    """Correlated normal rows, of which the first are a tight cluster far from all others."""
+    random = np.random.default_rng(seed)
+    X = normal(n, d, seed)
+    odd = X.mean(0) + 8 * X.std(0) * np.sign(random.normal(size=d))
+    X[:n_odd] = odd + spread * X.std(0) * random.normal(size=(n_odd, d))
+    return X
+
+
+@pytest.mark.parametrize("n_odd", leading(1, [40, 15, 50]))
+def test_a_cluster_of_anomalies_is_left_out(n_odd):
+    """The nearest row and kernels find such rows normal: they are near to each other."""
+    X = clustered(500, n_odd, 5, seed=n_odd)
+    odd = np.arange(len(X)) < n_odd
+    detector = EnergyOutlierDetector(trim="auto", random_state=0).fit(X)
+    kept = {tuple(row) for row in detector.estimator_[-1]._nearest.rows}
+    assert len(kept) == len(X) - detector.n_trimmed_
+    assert roc_auc_score(odd, -detector.decision_function(X)) > 0.999
+    plain = EnergyOutlierDetector(random_state=0).fit(X)
+    assert roc_auc_score(odd, -plain.decision_function(X)) < 0.5
+    share = detector.contaminated_
+    assert share.lower <= n_odd / len(X) <= share.upper
+    assert share.value == pytest.approx(n_odd / len(X), rel=1)
+
+
+@full
+@pytest.mark.parametrize("d", [2, 3, 6, 20])
+def test_bounds_of_the_share_of_anomalies_hold_at_their_level(d):
+    """Normal rows have lighter tails than the bounds suppose, so that they err less than said."""
+    n, n_trials, errors = 300, 30, np.zeros(2)
+    for seed in range(n_trials):
+        n_odd = (0, 15, 60)[seed % 3]
+        X = clustered(n, n_odd, d, seed, spread=1.0)
+        distances = Bulk.fit(X, np.random.RandomState(seed)).distances(X)
+        share = contaminated_share(distances)
+        errors += [share.lower > n_odd / n, share.upper < n_odd / n]
+    assert (errors / n_trials <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / n_trials)).all()
+
+
+def test_the_share_is_that_of_an_exponential_tail_and_what_is_beyond():
+    """By counting: quantiles of the tail that is supposed, and a tenth far beyond."""
+    n, n_odd = 10_000, 1000
+    u = (np.arange(n - n_odd) + 0.5) / (n - n_odd)
+    tail = -np.log2(2 * np.minimum(u, 1 - u)) * np.sign(u - 0.5) * HALVED
+    values = np.concatenate([tail, np.full(n_odd, 40.0)])
+    value, lower, upper = contaminated_share(np.column_stack([values] * 3))
+    assert value == pytest.approx(0.1, abs=0.01)
+    assert value - 0.015 < lower < value < upper
+
+
+def test_clean_rows_lose_few_of_them():
+    X = normal(400, 6)
+    detector = EnergyOutlierDetector(Centre(), trim="auto", random_state=0).fit(X)
+    assert int(LEAST * len(X)) <= detector.n_trimmed_ < 0.1 * len(X)
+    assert detector.contaminated_.lower == 0
+    assert detector.contaminated_.value < 0.05
+
+
+def test_many_anomalies_are_said():
+    """Wide rows around the others; a cluster of as many would be taken to be normal."""
+    random = np.random.default_rng(0)
+    X = normal(400, 6)
+    X[:160] += 30 * X.std(0) * random.normal(size=(160, 6))
+    with pytest.warns(UserWarning, match="training rows seem to be anomalies.*\nFit to rows"):
+        detector = EnergyOutlierDetector(Centre(), trim="auto", random_state=0).fit(X)
+    assert detector.contaminated_.lower <= 0.4
+
+
+def test_the_share_is_told_with_a_trim_alone():
+    X, _ = contaminated()
+    assert EnergyOutlierDetector(Centre()).fit(X).contaminated_ is None
+    detector = EnergyOutlierDetector(Centre(), trim=0.1, method="cross-conformal", cv=3).fit(X)
+    share = detector.contaminated_
+    assert 0 <= share.lower <= share.value <= share.upper <= 1
+
+
+def test_rows_of_one_table_are_judged_as_new_ones_are():
+    X = clustered(300, 30, 4, seed=1)
+    detector = EnergyOutlierDetector(trim="auto", random_state=0)
+    labels = detector.fit_predict(X)
+    assert np.array_equal(labels, detector.fit(X).predict(X))
+    assert (labels[:30] == -1).all()
+    assert (labels == -1).mean() == pytest.approx(0.1, abs=0.01)
+
+
+@pytest.mark.parametrize("copies", [2, 3])
+def test_the_bulk_of_copies_is_that_of_weights(copies):
+    """Rows that occur more often and rows of as much weight have the same tails of the bulk."""
+    X = normal(120, 3)
+    weight = np.where(np.arange(120) < 40, copies, 1)
+    weighted = RowSurprise(bulk=0.5, random_state=0)._bulk_of(
+        X, weight.astype(float), np.random.RandomState(0)
+    )
+    repeated = Bulk.fit(np.repeat(X, weight, axis=0), np.random.RandomState(0))
+    assert np.allclose(weighted.centre, repeated.centre, atol=0.05)
+    assert np.allclose(weighted.unit, repeated.unit, rtol=0.05)
+
+
+def test_the_bulk_has_no_units():
+    X = clustered(200, 20, 3, seed=0)
+    found, other = (
+        Bulk.fit(x, np.random.RandomState(0)).distances(x) for x in (X, X * [1e9, 1, 1e-9] + 5)
+    )
+    assert np.allclose(found, other, atol=1e-4)
 
 
 # ------------------------------------------------------------------------------
