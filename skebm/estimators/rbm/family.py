@@ -225,6 +225,8 @@ class RBMFamily(Family, JointModel):
     streaming: bool
     aim: str
 
+    keeps_trajectory = True
+
     @property
     def n_hidden(self) -> int:
         """Number of hidden units, as `n_components` counts them."""
@@ -275,6 +277,7 @@ class RBMFamily(Family, JointModel):
             return False
         copy_weights(weights_of(trial.net.module_), weights_of(net.module_))
         net.run_.state = net.module_.snapshot(trial.net.state_)
+        net.trajectory_ = trial.net.copy().trajectory_
         return True
 
     def complete_copies(self, recipe: Any, rows: Rows, generator: torch.Generator) -> Rows:
@@ -348,7 +351,7 @@ class RBMFamily(Family, JointModel):
                 ("Lower n_iter.", "n_iter"),
             )
         net.replace(trial.net.module_)
-        net.guard_ = trial.net.guard_
+        net.guard_, net.trajectory_ = trial.net.guard_, trial.net.trajectory_
         return replace(recipe, base=trial.base)
 
     def finalise(self, recipe: Any, net: EnergyNet, rows: Rows) -> RBMFamily:
