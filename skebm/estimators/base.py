@@ -934,7 +934,7 @@ class PartitionMixin(OfModel):
         with lock_of(log_z):
             if log_z.choice is None or not importance:
                 log_z.choice = choose(
-                    self._energy_with_trajectory(),
+                    self.energy_,
                     base=self._partition_inputs(("base",))["base"],
                     x=lambda: self._partition_inputs(("x",))["x"],
                     importance=importance,

@@ -209,17 +209,13 @@ class AISBracket(MonteCarloEstimator):
                 starts[f"rows after {self.n_steps} sampler steps"] = moved
                 n_moved = self.n_steps * len(pooled) * (2 if kernel.adapts else 1)
             reverse = plan.reverse_each(starts)
-            wide, base = None, self._wide_base(energy, plan.path.base)
+            wide, base = None, wide_base(energy, plan.path.base)
             if base is not None and deadline.seconds_left() > 0:
                 plan = annealing_plan(self, energy, base, sampler, given, generator, n, deadline)
                 wide = plan.forward(self.n_chains)
         n_annealed = n * (1 if wide is None else 2) + sum(map(len, starts.values()))
         per_step = getattr(plan.kernel, "n_leapfrog", 1)
         return Runs(forward, reverse, wide, per_step * (self.n_betas * n_annealed + n_moved))
-
-    def _wide_base(self, energy: Energy, base: Any) -> Any:
-        """A wider base to anneal from as well; None for none."""
-        return wide_base(energy, base)
 
     def _subsample(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """At most `n_chains` of the rows, drawn without replacement."""

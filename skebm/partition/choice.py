@@ -22,7 +22,6 @@ from skebm.base import (
 from skebm.base.domains import parts_of
 from skebm.base.energy import check_energy
 from skebm.distributions import Distribution
-from skebm.energies import TrajectoryEnergy
 from skebm.partition.annealed import AIS
 from skebm.partition.bracket import AISBracket
 from skebm.partition.checks import (
@@ -39,7 +38,6 @@ from skebm.partition.importance import ImportanceSampling, log_weights
 from skebm.partition.pairwise.bethe import Bethe
 from skebm.partition.pairwise.graph import pairwise_graph
 from skebm.partition.quadrature import MAX_COLUMNS, Integral, Quadrature, integrate
-from skebm.partition.trajectory import TrajectoryAIS
 
 # Draws of a base: to test whether it is near the model, and for the estimate itself.
 N_TEST_DRAWS, MIN_DRAWS, MAX_DRAWS = 2000, 20_000, 100_000
@@ -96,12 +94,10 @@ def choose(
     5. :class:`ImportanceSampling` of real rows from `base`, from the base that the energy corrects,
        or from the uniform distribution over a box, where the effective sample size is at least a
        twentieth of the draws;
-    6. :class:`TrajectoryAIS`, where the energy comes with models kept along its training
-       (:class:`~skebm.energies.TrajectoryEnergy`), and with rows as in the next line;
-    7. :class:`AISBracket`, where there are two rows or more to start reverse annealing from. For
+    6. :class:`AISBracket`, where there are two rows or more to start reverse annealing from. For
        real rows it uses at most 500 temperatures, and fewer, with a larger error, if the energy has
        many weights;
-    8. :class:`AIS`.
+    7. :class:`AIS`.
 
     The first two are exact. The docstrings of the others give the direction of their errors.
 
@@ -154,8 +150,6 @@ def choose(
     AIS(): 2^100 states x 100 columns are 1.3e32 terms, above 1e9; no rows for reverse annealing
     """
     check_energy(energy)
-    trajectory = energy if isinstance(energy, TrajectoryEnergy) else None
-    energy = energy if trajectory is None else trajectory.last
     few = _is_integrated(energy)
     near = x() if few and callable(x) else x
     given = None if callable(near) else near
@@ -195,9 +189,6 @@ def choose(
     starts = near.values() if isinstance(near, Mapping) else [rows]
     if min(len(start) for start in starts) < 2:
         return Choice(AIS(), f"{too_large}; one row is too few for reverse annealing")
-    if trajectory is not None:
-        n = len(trajectory.models) - 1
-        return Choice(TrajectoryAIS(), f"{too_large}; {n} models kept along training lead to it")
     bracket = AISBracket()
     if _moves_by_gradients(energy):
         # Leapfrog steps of HMC, the sampler of real rows, cost as much as a dozen others.

@@ -3,31 +3,44 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from skebm.base import BipartiteEnergy, Energy, LogPartition, Sampler, sampling
+from skebm.base import (
+    BipartiteEnergy,
+    Energy,
+    LogPartition,
+    Sampler,
+    SamplingWarning,
+    sampling,
+)
+from skebm.base.processes import Notice, repeat
+from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
 from skebm.distributions._fitting import draw_index
 from skebm.energies import TrajectoryEnergy, annealing_path
 from skebm.energies.rbm.trajectory import between, with_weights
-from skebm.partition.annealed import AIS
-from skebm.partition.bracket import AISBracket
+from skebm.partition.annealed import AnnealingPlan, Deadline, annealing_plan, within_seconds
+from skebm.partition.bracket import UNNAMED, Runs
+from skebm.partition.checks import MonteCarloEstimator, rows_of
 from skebm.samplers import Gibbs
 
 # Conditional effective sample size, a draw, of each step of the draws that follow a training; and
-# steps at most between two looks at it.
-LEAST_CESS, MOST_MOVES = 0.95, 400
+# steps at most between two looks at it, each of this length at least.
+LEAST_CESS, MOST_MOVES, LEAST_STEP = 0.95, 400, 1e-4
 # Effective sample size, a draw, below which the draws are resampled.
 LEAST_ESS = 0.5
-# Batches between two looks, as a part of those so far.
-PACE = 0.1
-# Rate of exchanges above which two models are as good as one.
-SAME = 0.98
+# Batches between two looks, as a part of those so far. Weights after steps of a large rate are noisy,
+# and a path through many of them is long: of a rate of 0.1 on MNIST, one through looks after each
+# tenth is so long that draws cannot follow.
+PACE = 0.5
+# Rate of exchanges above which two models are as good as one, and below which nothing passes.
+SAME, LEAST_RATE = 0.98, 0.01
 
 
 class Draws(NamedTuple):
@@ -63,11 +76,12 @@ class Draws(NamedTuple):
 
 
 class KeptModel(NamedTuple):
-    """A model of a trajectory: its parameters, its temperature if it is hot, and draws of it."""
+    """A model of a trajectory: parameters, inverse temperature, draws and their energies (n,)."""
 
     weights: list[Tensor]
     beta: float
     draws: Draws
+    energies: Tensor
 
 
 class Trail(NamedTuple):
@@ -81,15 +95,27 @@ class Trail(NamedTuple):
     target: float
 
 
-def exchange_rate(hot: Energy, cold: Energy, of_hot: Draws, of_cold: Draws) -> float:
-    """Mean probability with which independent rows of two energies are exchanged.
+# Parameters and inverse temperature at a place in [0, 1].
+Line = Callable[[float], tuple[list[Tensor], float]]
+
+
+def model_of(energy: BipartiteEnergy, weights: Sequence[Tensor], beta: float) -> Any:
+    """The energy with these parameters, at a temperature of its path from the base."""
+    found = with_weights(energy, weights)
+    return found if beta == 1.0 else found.annealed(beta)
+
+
+def exchange_rate(energy: BipartiteEnergy, hot: KeptModel, cold: KeptModel) -> float:
+    """Mean probability with which independent rows of two models are exchanged.
 
     Over all pairs of a draw of each, by their weights: neighbouring draws are no independent pairs
-    where those of one model descend from those of the other.
+    where those of one model descend from those of the other. To be called in ``eval()`` mode.
     """
-    change_hot, change_cold = ((cold(d.x) - hot(d.x)).double() for d in (of_hot, of_cold))
+    of_hot, of_cold = (model_of(energy, one.weights, one.beta) for one in (hot, cold))
+    change_hot = of_cold(hot.draws.x).double() - hot.energies
+    change_cold = cold.energies - of_hot(cold.draws.x).double()
     accepted = (change_cold[None, :] - change_hot[:, None]).clamp(max=0).exp()
-    return float(of_hot.weight @ accepted @ of_cold.weight)
+    return float(hot.draws.weight @ accepted @ cold.draws.weight)
 
 
 class TrajectoryRecorder:
@@ -152,8 +178,7 @@ class TrajectoryRecorder:
                 self._begin(energy, weights, generator)
                 return
             start = self.trail.last.weights
-            for share in self._moves(energy, start, weights, 1.0, generator):
-                self._move_to(energy, between(start, weights, share), 1.0, generator)
+            self._advance(energy, lambda share: (between(start, weights, share), 1.0), generator)
 
     def rewind(self, energy: BipartiteEnergy) -> None:
         """Forget the models behind the one that is nearest to the present weights of an energy.
@@ -189,84 +214,55 @@ class TrajectoryRecorder:
         size = sum(one.numel() for one in weights) + x.numel()
         what = f"n={self.n} models of a trajectory, each with {self.n_chains} draws,"
         check_memory(what, self.n * size, like.dtype, like.device)
-        log_z = annealing_path(energy, base).log_z0
-        draws = Draws(x, torch.zeros(len(x), dtype=torch.float64, device=x.device), log_z)
-        self.trail = Trail((), KeptModel(weights, 0.0, draws), self.acceptance)
-        for beta in self._moves(energy, weights, weights, None, generator):
-            self._move_to(energy, weights, beta, generator)
+        even = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        draws = Draws(x, even, annealing_path(energy, base).log_z0)
+        start = KeptModel(weights, 0.0, draws, model_of(energy, weights, 0.0)(x).double())
+        # The base is the first rung, as long as no model is kept.
+        self.trail = Trail((start,), start, self.acceptance)
+        self._advance(energy, lambda share: (weights, share), generator)
         trail = self.trail
-        self.trail = trail._replace(kept=(*trail.kept, trail.last))
+        kept = trail.kept if trail.kept[-1] is trail.last else (*trail.kept, trail.last)
+        self.trail = trail._replace(kept=kept[1:])
 
-    def _model(self, energy: BipartiteEnergy, weights: Sequence[Tensor], beta: float) -> Any:
-        found = with_weights(energy, weights)
-        return found if beta == 1.0 else found.annealed(beta)
-
-    def _moves(
-        self,
-        energy: BipartiteEnergy,
-        start: list[Tensor],
-        end: list[Tensor],
-        beta: float | None,
-        generator: torch.Generator,
-    ) -> Any:
-        """Places in (0, 1], one after the other, each as far as the draws can follow in a step.
-
-        On the line between weights or, without `beta`, of temperatures of the same weights.
-        """
+    def _advance(self, energy: BipartiteEnergy, line: Line, generator: torch.Generator) -> None:
+        """Anneal the draws along a line, each time as far as they can follow in a step."""
         place, step = 0.0, 1.0
         for number in range(MOST_MOVES):
             assert self.trail is not None
-            last = self.trail.last
-            now, x = self._model(energy, last.weights, last.beta), last.draws.x
-            before = now(x).double()
-            step = min(2 * step, 1.0 - place)
-            while number < MOST_MOVES - 1 and step > 1e-4:
-                share = place + step
-                new = (
-                    self._model(energy, start, share)
-                    if beta is None
-                    else self._model(energy, between(start, end, share), beta)
-                )
-                if _conditional_ess(last.draws.weight, before - new(x).double()) >= LEAST_CESS:
+            last, step = self.trail.last, min(2 * step, 1.0 - place)
+            final = number == MOST_MOVES - 1
+            while True:
+                share = 1.0 if final or place + step > 1 - 1e-9 else place + step
+                weights, beta = line(share)
+                increment = last.energies - model_of(energy, weights, beta)(last.draws.x).double()
+                enough = _conditional_ess(last.draws.weight, increment) >= LEAST_CESS
+                if enough or final or step < LEAST_STEP:
                     break
                 step /= 2
-            place = 1.0 if number == MOST_MOVES - 1 or place + step > 1 - 1e-9 else place + step
-            yield place
+            draws = last.draws.reweighted(increment).resampled(generator)
+            self._arrive(energy, weights, beta, draws, generator)
+            place = share
             if place == 1.0:
                 return
 
-    def _move_to(
+    def _arrive(
         self,
         energy: BipartiteEnergy,
         weights: list[Tensor],
         beta: float,
+        draws: Draws,
         generator: torch.Generator,
     ) -> None:
-        """Reweight the draws for a model, let them take steps of it, and keep it if it is due."""
+        """Let draws of a model take steps of it, and keep the model if it is due."""
         assert self.trail is not None
-        last, target = self.trail.last, self.trail.target
-        old, new = self._model(energy, last.weights, last.beta), self._model(energy, weights, beta)
-        x = last.draws.x
-        draws = last.draws.reweighted((old(x) - new(x)).double()).resampled(generator)
-        if beta > 0:
-            state, kernel = Gibbs().init(new, draws.x), Gibbs()
-            for _ in range(self.n_steps):
-                state, _ = kernel.step(new, state, generator)
-            draws = draws._replace(x=state.x)
-        here = KeptModel(weights, beta, draws)
+        new, kernel = model_of(energy, weights, beta), Gibbs()
+        state = kernel.init(new, draws.x)
+        for _ in range(self.n_steps):
+            state, _ = kernel.step(new, state, generator)
+        here = KeptModel(weights, beta, draws._replace(x=state.x), new(state.x).double())
         self.trail = self.trail._replace(last=here)
-        kept = self.trail.kept
-        before = kept[-1] if kept else self._base(energy, last)
-        hot = self._model(energy, before.weights, before.beta)
-        if exchange_rate(hot, new, before.draws, draws) <= target:
+        if exchange_rate(energy, self.trail.kept[-1], here) <= self.trail.target:
             self._keep(energy, here)
-
-    def _base(self, energy: BipartiteEnergy, last: KeptModel) -> KeptModel:
-        """The base as the rung before the first model: draws of it, without steps."""
-        generator = torch.Generator(last.weights[0].device).manual_seed(self.seed)
-        x = energy.base.sample(self.n_chains, generator).to(last.weights[0])
-        even = torch.zeros(len(x), dtype=torch.float64, device=x.device)
-        return KeptModel(last.weights, 0.0, Draws(x, even, 0.0))
 
     def _keep(self, energy: BipartiteEnergy, one: KeptModel) -> None:
         """Keep a model; of a full trajectory, drop every other one before."""
@@ -282,12 +278,9 @@ class TrajectoryRecorder:
     @torch.no_grad()
     def rates(self, energy: BipartiteEnergy, models: Sequence[KeptModel]) -> list[float]:
         """Rates at which neighbours exchange rows."""
+        pairs = itertools.pairwise(models)
         with sampling(energy):
-            energies = [self._model(energy, one.weights, one.beta) for one in models]
-            return [
-                exchange_rate(energies[k], energies[k + 1], models[k].draws, models[k + 1].draws)
-                for k in range(len(models) - 1)
-            ]
+            return [exchange_rate(energy, hot, cold) for hot, cold in pairs]
 
     # ---------------------------------------------------------------- what was found
 
@@ -295,6 +288,20 @@ class TrajectoryRecorder:
         """Follow training to the weights that it ended with, from the nearest ones before."""
         self.rewind(energy)
         self.follow(energy)
+
+    def notice(self, energy: BipartiteEnergy) -> Notice | None:
+        """What is said where some neighbours hardly ever exchange rows; None if all do."""
+        if self.trail is None:
+            return None
+        rates = self.rates(energy, (*self.trail.kept, self.trail.last))
+        if not rates or min(rates) >= LEAST_RATE:
+            return None
+        return Notice(
+            f"Of {len(rates) + 1} models along training, numbers {rates.index(min(rates)) + 1} and "
+            f"the next one exchange rows at a rate of {min(rates):.2g}: rows do not pass there.",
+            SamplingWarning,
+            (("Lower learning_rate, or raise n of Trajectory.", "optimizer"),),
+        )
 
     @property
     def log_z(self) -> float:
@@ -318,7 +325,10 @@ class TrajectoryRecorder:
         found: dict[str, Any] = {"n_batches": self.n_batches, "next_look": self.next_look}
         if trail is None:
             return found
-        models = [[one.weights, one.beta, list(one.draws)] for one in (*trail.kept, trail.last)]
+        models = [
+            [one.weights, one.beta, list(one.draws), one.energies]
+            for one in (*trail.kept, trail.last)
+        ]
         return found | {"seed": self.seed, "target": trail.target, "models": models}
 
     def unpack(self, stored: dict[str, Any]) -> None:
@@ -327,8 +337,8 @@ class TrajectoryRecorder:
         if "models" not in stored:
             return
         *kept, last = [
-            KeptModel(list(weights), beta, Draws(*draws))
-            for weights, beta, draws in stored["models"]
+            KeptModel(list(weights), beta, Draws(*draws), energies)
+            for weights, beta, draws, energies in stored["models"]
         ]
         self.seed, self.trail = stored["seed"], Trail(tuple(kept), last, stored["target"])
 
@@ -340,43 +350,47 @@ def _conditional_ess(weight: Tensor, increment: Tensor) -> float:
     return float(weight @ w) ** 2 / second if second > 0 else 0.0
 
 
-class TrajectoryAIS(AISBracket):
-    r"""AIS through the models that training has gone through, and back from the last one.
+class TrajectoryAIS(MonteCarloEstimator):
+    r"""Annealing of resampled populations through the models that training has gone through.
 
     The path leads from the base through the models of a :class:`~skebm.energies.TrajectoryEnergy`,
     and on lines between their parameters, instead of through temperatures of the last model. Where
     these pass a transition of first order, which annealing crosses late if at all, training has
-    added the modes of the model one after the other, and neighbours on its path are near each
-    other. Everything else is as in :class:`AISBracket`, but for annealing from a wider base, which
-    would join the same path: ``value`` and ``std_error`` are those of forward annealing, ``lower``
-    its probabilistic bound, ``upper`` the heuristic end.
+    added the modes of the model one after the other. Its path is longer, however, so that weights
+    would become uneven: chains are divided into populations, and where the effective sample size of
+    one falls below half of its chains, these are resampled by their weights. Places are evenly
+    spaced, as neighbours are about equally far from each other.
 
-    Direction: :math:`\hat Z` of the forward runs is unbiased, so ``value`` is on average below log
-    Z. ``lower`` holds with probability at least :math:`1 - \delta`. Reverse runs start from rows
-    that are no exact samples, so that ``upper`` is heuristic. Without rows `x` there are forward
-    runs alone, and no ``upper`` (``nan``), as in :class:`AIS`.
+    Direction: the mean weight of a population is unbiased for Z, and so is the mean over all
+    populations, :math:`\hat Z`: ``value`` is on average below log Z, and ``lower`` =
+    :math:`\log \hat Z - \log(1 / \delta)` is below it with probability at least
+    :math:`1 - \delta` (Markov's inequality). ``std_error`` is by the differences between the
+    populations, as few as they are, and ``ess`` is of these. There is no upper bound (``nan``)
+    unless `reverse`: chains that go back from rows `x` of the model then give ``upper``, the
+    largest credible log Z as in :class:`AISBracket`, which is heuristic.
 
     Parameters
     ----------
-    n_chains : int, default=100
-        Forward runs, and the largest number of rows in a reverse run.
-    n_betas : int, default=1000
+    n_chains : int, default=500
+        Chains of all populations, a multiple of `n_populations`.
+    n_betas : int, default=200
         Places on the path, base and model included.
-    n_steps : int, default=100
-        Sampler steps that lead from the rows of `x` to an additional reverse start; 0 for none.
+    n_populations : int, default=20
+        2 or more.
+    reverse : bool, default=False
+        Whether chains also go back from the rows `x`; each start takes as long as the forward run.
     delta : float in (0, 1], default=0.05
         Probability with which the lower bound may fail.
-    tol : float or None, default=0.05
-        Standard error, in nats, at which a part of the places is enough, as in `AISBracket`.
     verbose : int, default=0
         1 shows a progress bar for each run that takes over two seconds.
-    max_evaluations, max_seconds : float or None, default=None
-        Limits, as in :class:`AISBracket`.
+    max_seconds : float or None, default=None
+        Limit on wall-clock time, as in :class:`AIS`.
 
     References
     ----------
     Bereux, Decelle, Furtlehner and Seoane (2024), "Fast training and sampling of restricted
-    Boltzmann machines", arXiv 2405.15376, section 4. Neal (2001), Statistics and Computing 11(2).
+    Boltzmann machines", arXiv 2405.15376, section 4. Del Moral, Doucet and Jasra (2006),
+    "Sequential Monte Carlo samplers", JRSS B 68(3) (resampling).
 
     Examples
     --------
@@ -386,7 +400,7 @@ class TrajectoryAIS(AISBracket):
     >>> generator = torch.Generator().manual_seed(0)
     >>> models = [BernoulliRBM(8, 4, generator=generator, scale=s) for s in (0.01, 0.3, 0.6)]
     >>> energy = TrajectoryEnergy(models)
-    >>> estimate = TrajectoryAIS(n_betas=200).estimate(energy)
+    >>> estimate = TrajectoryAIS().estimate(energy)
     >>> abs(estimate.value - Exact().estimate(energy).value) < 0.1
     True
     """
@@ -395,18 +409,26 @@ class TrajectoryAIS(AISBracket):
 
     def __init__(
         self,
-        n_chains: int = 100,
-        n_betas: int = 1000,
-        n_steps: int = 100,
+        n_chains: int = 500,
+        n_betas: int = 200,
+        n_populations: int = 20,
+        reverse: bool = False,
         delta: float = 0.05,
-        tol: float | None = 0.05,
         verbose: int = 0,
-        max_evaluations: float | None = None,
         max_seconds: float | None = None,
     ):
-        super().__init__(
-            n_chains, n_betas, n_steps, delta, tol, verbose, max_evaluations, max_seconds
-        )
+        self.n_chains = n_chains
+        self.n_betas = n_betas
+        self.n_populations = n_populations
+        self.reverse = reverse
+        self.delta = delta
+        self.verbose = verbose
+        self.max_seconds = max_seconds
+
+    @property
+    def uses(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Rows are needed to go back from them alone."""
+        return ("base", "sampler", "x") if self.reverse else ("base", "sampler")
 
     def check(self, energy: Energy, x: Tensor | Mapping[str, Tensor] | None = None) -> None:
         """Raise `TypeError` for an energy without the models that led to it."""
@@ -427,13 +449,43 @@ class TrajectoryAIS(AISBracket):
         x: Tensor | Mapping[str, Tensor] | None = None,
         generator: torch.Generator | None = None,
     ) -> LogPartition:
-        """Estimate log Z of the last model, and an interval for it where there are rows `x`."""
+        """Estimate log Z of the last model; with `reverse` from rows `x`, several by name, too."""
         self.check(energy)
-        given: dict[str, Any] = {"base": base, "sampler": sampler, "generator": generator}
-        if x is None:
-            settings = self.n_chains, self.n_betas, self.delta, self.verbose, self.max_seconds
-            return AIS(*settings).estimate(energy, **given)
-        return super().estimate(energy, x=x, **given)
+        whole_number("n_populations", self.n_populations, 2)
+        whole_number("n_chains", self.n_chains, self.n_populations)
+        if self.n_chains % self.n_populations:
+            raise ValueError(
+                f"n_chains={self.n_chains} is no multiple of n_populations={self.n_populations}."
+            )
+        starts = self._starts(energy, x) if self.reverse else {}
 
-    def _wide_base(self, energy: Energy, base: Any) -> None:
-        return None
+        def run(one: TrajectoryAIS, deadline: Deadline) -> LogPartition:
+            n, given = self.n_chains, (base, sampler, x, generator)
+            plan = annealing_plan(one, energy, *given, n, deadline, pilots=False)
+            plan = plan._replace(n_populations=self.n_populations)
+            forward = plan.forward(n)
+            if not starts:
+                return forward
+            back = {name: plan.reverse(self._some(x, plan)) for name, x in starts.items()}
+            runs = Runs(forward, back, None)
+            repeat(runs.notices(self.n_populations)[:1])
+            return runs.result()
+
+        with sampling(energy), torch.no_grad():
+            return within_seconds(self, run)
+
+    def _starts(self, energy: Energy, x: Any) -> dict[str, Tensor]:
+        """Rows to go back from, by name."""
+        rows_of(energy, x)
+        given = dict(x) if isinstance(x, Mapping) else {} if x is None else {UNNAMED: x}
+        if not given or min(map(len, given.values())) < self.n_populations:
+            raise ValueError(
+                f"reverse=True goes back from rows x, {self.n_populations} of each start at least, "
+                "one for each population."
+            )
+        return given
+
+    def _some(self, x: Tensor, plan: AnnealingPlan) -> Tensor:
+        """At most `n_chains` of the rows, as many for each population."""
+        n = min(len(x), self.n_chains) // self.n_populations * self.n_populations
+        return x[torch.randperm(len(x), generator=plan.generator, device=x.device)[:n]]

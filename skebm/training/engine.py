@@ -523,7 +523,7 @@ class EnergyNet(NeuralNet):
         self.notify("on_train_end", X=X, y=y)
         if self.judges_ is not None:
             self._judge(*self.judges_)
-        if self.trajectory_ is not None:
+        if self.trajectory_ is not None and (not self.streaming or self.trajectory_.is_due):
             self.trajectory_.finish(self._energy)
         return self
 
@@ -1219,6 +1219,9 @@ class EnergyNet(NeuralNet):
             )
         if self.interrupted_ and self.on_interrupt == "return":
             warn(self._interruption(), TrainingWarning)
+        notice = None if self.trajectory_ is None else self.trajectory_.notice(self._energy)
+        if notice is not None:
+            repeat([notice])
 
     def _interruption(self) -> str:
         return self.interruption_ or (

@@ -65,7 +65,7 @@ class Trajectory(BaseEstimator):
         take 31 MB in single precision.
     acceptance : float in (0, 1), default=0.4
         Rate of exchanges between neighbours.
-    n_chains : int, default=100
+    n_chains : int, default=500
         Weighted draws that follow training, 10 or more.
     n_steps : int, default=1
         Gibbs steps of these draws after each change of the weights.
@@ -89,7 +89,7 @@ class Trajectory(BaseEstimator):
         "n_steps": [Interval(Integral, 1, None, closed="left")],
     }
 
-    def __init__(self, n=50, *, acceptance=0.4, n_chains=100, n_steps=1):
+    def __init__(self, n=50, *, acceptance=0.4, n_chains=500, n_steps=1):
         self.n = n
         self.acceptance = acceptance
         self.n_chains = n_chains

@@ -117,10 +117,11 @@ class TrajectoryEnergy(EnergyLadder):
 
     @property
     def rungs(self) -> list[BipartiteEnergy]:
-        """The base with free hidden units, models at `temperatures`, and `models`."""
+        """The base with free hidden units, models at `temperatures`, those before, and this one."""
         first: Any = self.models[0]
         hot = [first.annealed(beta) for beta in (0.0, *self.temperatures)]
-        return [*hot, *self.models]  # type: ignore[list-item]
+        before: Any = self.models[:-1]
+        return [*hot, *before, self]
 
     def free_energy(self, x: Tensor, beta: float | Tensor = 1.0) -> Tensor:
         """That of the last model, (n,)."""

@@ -61,7 +61,7 @@ from skebm.estimators.tables.table import Table, fit_table_base
 from skebm.objectives import CenteredObjective, Centering, ContrastiveDivergence, Penalty
 from skebm.objectives.local import LOCAL_RULES
 from skebm.partition import Exact
-from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
+from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent, TrajectoryTempering
 from skebm.training import SGD
 from skebm.training.guard import (
     ENOUGH_STEPS,
@@ -982,6 +982,11 @@ def _check_sampler(
     sampler: Sampler, learning: str, chains: ChainPolicy | None, base: Distribution
 ) -> None:
     """Raise `ValueError` for replica exchange with rules and bases that cannot use it."""
+    if isinstance(sampler, TrajectoryTempering):
+        raise ValueError(
+            "TrajectoryTempering needs models of a training that has ended: leave sampler=None, "
+            "and pass trajectory_ of the fitted model to run(energy, x, n_steps, generator)."
+        )
     if sampler.kernel is sampler:
         return
     if not base.has_powers:
