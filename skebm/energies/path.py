@@ -273,9 +273,9 @@ class TrajectoryPath(AnnealingPath):
         return found
 
     def log_ratio(self, x: Tensor, old: float, new: float) -> Tensor:
-        hot = self._temperature(old), self._temperature(new)
-        if hot[0] is not None and hot[1] is not None:
-            return self.first.log_ratio(x, *hot)
+        hot, colder = self._temperature(old), self._temperature(new)
+        if hot is not None and colder is not None:
+            return self.first.log_ratio(x, hot, colder)
         before, after = self.at(old), self.at(new)
         if not (isinstance(after, BernoulliRBM) and isinstance(before, BernoulliRBM)):
             return (before(x) - after(x)).double()

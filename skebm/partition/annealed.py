@@ -454,9 +454,7 @@ class AnnealingPlan(NamedTuple):
     def _ends_and_weights(self, x: Tensor, reverse: bool = False) -> tuple[Tensor, Tensor]:
         """Rows x (n, ...) at the end, and their log weights (n,); progress after two seconds."""
         log_w = torch.zeros(len(x), dtype=torch.float64, device=x.device)
-        steps: AnnealingSteps = KernelSteps(
-            self.path, self.kernel, self.schedule, self.generator
-        )
+        steps: AnnealingSteps = KernelSteps(self.path, self.kernel, self.schedule, self.generator)
         if self.n_populations:
             steps = ResamplingSteps(steps, self.n_populations, self.generator)
         betas = self.schedule.betas[:: -1 if reverse else 1]

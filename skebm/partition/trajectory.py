@@ -35,9 +35,9 @@ from skebm.samplers import Gibbs
 LEAST_CESS, MOST_MOVES, LEAST_STEP = 0.95, 400, 1e-4
 # Effective sample size, a draw, below which the draws are resampled.
 LEAST_ESS = 0.5
-# Batches between two looks, as a part of those so far. Weights after steps of a large rate are noisy,
-# and a path through many of them is long: of a rate of 0.1 on MNIST, one through looks after each
-# tenth is so long that draws cannot follow.
+# Batches between two looks, as a part of those so far. Weights after steps of a large rate are
+# noisy, and a path through many of them is long: of a rate of 0.1 on MNIST, one through looks after
+# each tenth is so long that draws cannot follow.
 PACE = 0.5
 # Rate of exchanges above which two models are as good as one, and below which nothing passes.
 SAME, LEAST_RATE = 0.98, 0.01

@@ -235,6 +235,7 @@ class ParallelTempering(ReplicaExchange):
         top = default_max_temperature if top is None else top
         return [(energy, top ** (k / last - 1)) for k in range(last + 1)]
 
+
 # Rate of exchanges below which a run says that a pair of replicas hardly ever exchanges rows, and
 # rows that a run must have offered to each pair to know.
 LEAST_RATE, ENOUGH_OFFERS = 0.01, 500
