@@ -1,12 +1,13 @@
 """log Z and mixing by models kept along training: against sums, brackets, Gibbs and tempering.
 
-    python benchmarks/trajectory.py exact DATA     # z-scores of 784-16 RBMs on MNIST, of random RBMs
-    python benchmarks/trajectory.py debd DATA      # against the bracket on eight sets
-    python benchmarks/trajectory.py mixing DATA    # mode changes of chains of an RBM on MNIST
+    python benchmarks/trajectory.py exact DATA RATE STEPS   # RBMs of 784-16 on MNIST, random ones
+    python benchmarks/trajectory.py debd DATA RATE STEPS    # against the bracket on eight sets
+    python benchmarks/trajectory.py mixing DATA RATE STEPS  # mode changes of an RBM on MNIST
 
-DATA is a folder with ``images/binarized_mnist.npz``, ``images/mnist.npz`` and ``debd/*.npz``. A
-z-score is (estimate - truth) / standard error; calibrated errors have a root mean square of about 1.
-The true log Z of the eight sets is not known: the bracket with all of its temperatures stands for it.
+RATE is the learning rate and STEPS are the Gibbs steps of a batch, k of PCD-k. DATA is a folder
+with ``images/binarized_mnist.npz``, ``images/mnist.npz`` and ``debd/*.npz``. A z-score is
+(estimate - truth) / standard error; calibrated errors have a root mean square of about 1. log Z of
+the eight sets is not known: the bracket with all of its temperatures stands for it.
 """
 
 import sys
@@ -21,7 +22,7 @@ from sklearn.linear_model import LogisticRegression
 from skebm import RBMEstimator
 from skebm.energies import BernoulliRBM, TrajectoryEnergy
 from skebm.partition import AISBracket, Exact, TrajectoryAIS
-from skebm.samplers import Gibbs, ParallelTempering, TrajectoryTempering
+from skebm.samplers import Gibbs, ParallelTempering, Persistent, TrajectoryTempering
 from skebm.training import SGD, Trajectory
 
 SETS = "nltcs", "plants", "baudio", "jester", "tretail", "msweb", "dna", "accidents"
@@ -33,13 +34,15 @@ def bits(folder, name):
     return np.unpackbits(file["train"], axis=1)[:, :columns].astype(np.float32)
 
 
-def fit(X, n_components, **settings):
+def fit(X, n_components, how, **settings):
+    rate, n_steps = how
     optimizer = SGD(schedule="linear", trajectory=Trajectory())
     model = RBMEstimator(
         n_components, base="independent", learning="pcd", optimizer=optimizer, random_state=0
     )
     began = time.perf_counter()
-    model.set_params(**settings).fit(X)
+    chains = None if n_steps == 1 else Persistent(n_steps=n_steps)
+    model.set_params(learning_rate=rate, chains=chains, **settings).fit(X)
     return model, time.perf_counter() - began
 
 
@@ -67,7 +70,7 @@ def random_trajectory(seed):
     return TrajectoryEnergy([*models, end])
 
 
-def against_sums(folder):
+def against_sums(folder, how):
     X = bits(folder, "images/binarized_mnist.npz")
     cases = {"random 20-12": [], "MNIST 784-16": []}
     recorded = []
@@ -75,7 +78,7 @@ def against_sums(folder):
         energy = random_trajectory(seed)
         cases["random 20-12"].append((energy, Exact().estimate(energy.last).value))
         some = X[seed * 2000 : (seed + 1) * 2000]
-        model, _ = fit(some, 16, n_iter=40, learning_rate=0.05, random_state=seed)
+        model, _ = fit(some, 16, how, n_iter=40, random_state=seed)
         truth = Exact().estimate(model.energy_).value
         recorded.append(model.net_.trajectory_.log_z - truth)
         cases["MNIST 784-16"].append((model.trajectory_, truth))
@@ -93,12 +96,12 @@ def against_sums(folder):
     print(f"along training, MNIST 784-16: error mean {errors.mean():+.3f}, sd {errors.std():.3f}")
 
 
-def against_brackets(folder):
+def against_brackets(folder, how):
     print(
         "set        models  log Z (bracket)   s      TrajectoryAIS     s     along training  fit s"
     )
     for name in SETS:
-        model, seconds = fit(bits(folder, f"debd/{name}.npz"), 64, n_iter=30)
+        model, seconds = fit(bits(folder, f"debd/{name}.npz"), 64, how, n_iter=30)
         x = model._partition_inputs(("x",))["x"]
         usual, its = timed(lambda m=model, x=x: AISBracket().estimate(m.energy_, x=x))
         best = AISBracket(tol=None).estimate(model.energy_, x=x)
@@ -112,11 +115,11 @@ def against_brackets(folder):
         )
 
 
-def mixing(folder, n_iter=20, rate=0.01, seconds=20):
+def mixing(folder, how, n_iter=20, seconds=20):
     X = bits(folder, "images/binarized_mnist.npz")
-    model, spent = fit(X, 100, n_iter=n_iter, learning_rate=rate, batch_size=100)
+    model, spent = fit(X, 100, how, n_iter=n_iter, batch_size=100)
     energy, digits = model.trajectory_, np.load(Path(folder) / "images/mnist.npz")
-    print(f"784-100, {n_iter} epochs at {rate}, {spent:.0f} s, {len(energy.rungs)} rungs")
+    print(f"784-100, {n_iter} epochs at {how}, {spent:.0f} s, {len(energy.rungs)} rungs")
     labelled = (digits["X_train"][:10_000].reshape(-1, 784) > 127).astype(np.float32)
     classes = digits["y_train"][:10_000]
     judge = LogisticRegression(max_iter=200).fit(labelled, classes)
@@ -149,7 +152,7 @@ def mixing(folder, n_iter=20, rate=0.01, seconds=20):
         found = np.bincount(judge.predict(late.numpy()), minlength=10) / len(late)
         far = float((late.mean(0) - means).square().mean().sqrt())
         print(
-            f"{name:24} {n_steps:6} steps, {changes / used:7.1f} class changes a second, distances: "
+            f"{name:24} {n_steps:6} steps, {changes / used:7.1f} class changes a second, distance "
             f"of classes {abs(found - usual).sum() / 2:.3f}, of first moments {far:.4f}",
             flush=True,
         )
@@ -158,5 +161,6 @@ def mixing(folder, n_iter=20, rate=0.01, seconds=20):
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    what, data = sys.argv[1:3]
-    {"exact": against_sums, "debd": against_brackets, "mixing": mixing}[what](data)
+    what, data, rate, n_steps = sys.argv[1:]
+    run = {"exact": against_sums, "debd": against_brackets, "mixing": mixing}[what]
+    run(data, (float(rate), int(n_steps)))

@@ -232,7 +232,8 @@ class TrajectoryPath(AnnealingPath):
 
     def __init__(self, energy: TrajectoryEnergy, base: Any):
         super().__init__(energy, base)
-        self.first = annealing_path(energy.models[0], base)  # type: ignore[arg-type]
+        models: Any = energy.models
+        self.first = annealing_path(models[0], base)
         self.log_z0 = self.first.log_z0
         # Inverse temperatures of the first model at the first places, and all places.
         self._hot = (0.0, *energy.temperatures, 1.0)
@@ -266,10 +267,12 @@ class TrajectoryPath(AnnealingPath):
         number, share = self._place(beta)
         number -= len(self._hot) - 1
         models: Any = self.energy.models
+        found: Energy
         if share in (0.0, 1.0):
-            return models[number + int(share)]  # type: ignore[no-any-return]
-        weights = between(self._weights[number], self._weights[number + 1], share)
-        found: Energy = with_weights(models[number], weights)
+            found = models[number + int(share)]
+        else:
+            weights = between(self._weights[number], self._weights[number + 1], share)
+            found = with_weights(models[number], weights)
         return found
 
     def log_ratio(self, x: Tensor, old: float, new: float) -> Tensor:

@@ -142,7 +142,7 @@ class TrajectoryRecorder:
     def __init__(self, n: int, acceptance: float, n_chains: int, n_steps: int, seed: int):
         self.n, self.acceptance = n, acceptance
         self.n_chains, self.n_steps, self.seed = n_chains, n_steps, seed
-        self.n_batches, self.next_look = 0, 0
+        self.n_batches, self.next_due = 0, 0
         self.trail: Trail | None = None
 
     def copy(self) -> TrajectoryRecorder:
@@ -158,7 +158,7 @@ class TrajectoryRecorder:
     @property
     def is_due(self) -> bool:
         """Whether the weights have to be looked at: after a tenth of the batches so far."""
-        return self.n_batches >= self.next_look
+        return self.n_batches >= self.next_due
 
     # ---------------------------------------------------------------- following
 
@@ -168,7 +168,7 @@ class TrajectoryRecorder:
 
         Nothing changes where weights are not finite: training will go back from there.
         """
-        self.next_look = self.n_batches + max(1, int(PACE * self.n_batches))
+        self.next_due = self.n_batches + max(1, int(PACE * self.n_batches))
         weights = [p.detach().clone() for p in energy.parameters()]
         if not all(bool(one.isfinite().all()) for one in weights):
             return
@@ -322,7 +322,7 @@ class TrajectoryRecorder:
     def pack(self) -> dict[str, Any]:
         """Everything but the settings, as tensors and plain values."""
         trail = self.trail
-        found: dict[str, Any] = {"n_batches": self.n_batches, "next_look": self.next_look}
+        found: dict[str, Any] = {"n_batches": self.n_batches, "next_due": self.next_due}
         if trail is None:
             return found
         models = [
@@ -333,7 +333,7 @@ class TrajectoryRecorder:
 
     def unpack(self, stored: dict[str, Any]) -> None:
         """Restore what :meth:`pack` returned."""
-        self.n_batches, self.next_look = stored["n_batches"], stored["next_look"]
+        self.n_batches, self.next_due = stored["n_batches"], stored["next_due"]
         if "models" not in stored:
             return
         *kept, last = [

@@ -525,6 +525,9 @@ class EnergyNet(NeuralNet):
             self._judge(*self.judges_)
         if self.trajectory_ is not None and (not self.streaming or self.trajectory_.is_due):
             self.trajectory_.finish(self._energy)
+            if len(self.history) > self.n_before_:
+                for name, value in self._along_training(self.trajectory_).items():
+                    self.history.record(name, value)
         return self
 
     @property
@@ -697,7 +700,7 @@ class EnergyNet(NeuralNet):
             self._validate(iterator)
             return
         started = time.perf_counter()
-        n_before = 0 if self.trajectory_ is None else self.trajectory_.next_look
+        n_before = 0 if self.trajectory_ is None else self.trajectory_.next_due
         try:
             self.average_.resume()
             logs = self._train(iterator)
@@ -722,12 +725,18 @@ class EnergyNet(NeuralNet):
             self.logs_ = {}  # chains that go on from draws of the model may know better
             self._mend()
 
-    def _followed(self, next_look: int) -> dict[str, float]:
+    def _followed(self, next_due: int) -> dict[str, float]:
         """What a trajectory says of the weights after an epoch, if it has looked at them since."""
         recorder = self.trajectory_
-        if recorder is None or not (recorder.is_due or recorder.next_look > next_look):
+        if recorder is None or not (recorder.is_due or recorder.next_due > next_due):
             return {}
         recorder.follow(self._energy)
+        return self._along_training(recorder)
+
+    def _along_training(self, recorder: TrajectoryRecorder) -> dict[str, float]:
+        """log Z by the draws that follow training, and what held-out rows gain over the base."""
+        if recorder.trail is None:
+            return {}
         found, rows = {"log_z": recorder.log_z}, self.held_out_ or self.validation
         if rows is not None and rows.known is None:
             x = rows.block(0, len(rows))
@@ -921,7 +930,6 @@ class EnergyNet(NeuralNet):
         update, finish = self._update(last, fusable=known is None)
         hooked, monitors = self._has_batch_callbacks(), self._monitors(last)
         logs = self.logs_
-        recorder = self.trajectory_
         self.module_.train()
         try:
             with torch.no_grad():
@@ -930,18 +938,14 @@ class EnergyNet(NeuralNet):
                         self.notify("on_batch_begin", batch=batch, training=True)
                     is_last = number == last or self.clock_.is_over()
                     check = (is_last and monitors) or number % CHECK_EVERY == 0
-                    # An average of the weights is there, and the model, after epochs alone.
-                    recorded = recorder is not None and recorder.is_due and not self.averaging
                     if check:
                         finish()
                     energy = self._energy_of_monitored(monitored()) if check else None
                     loss = update(batch)
-                    if check or hooked or recorded:
+                    if check or hooked:
                         finish()
-                    if recorder is not None:
-                        recorder.count()
-                        if recorded and number < last:
-                            recorder.follow(self._energy)
+                    if self.trajectory_ is not None:
+                        self._follow_batch(self.trajectory_, finish, ends_epoch=number == last)
                     if hooked:
                         self._record_batch(batch, loss)
                         if self.run_.steps is not None:
@@ -962,6 +966,18 @@ class EnergyNet(NeuralNet):
             self.history.new_batch()
             self._record_loss(batch, loss)
         return logs
+
+    def _follow_batch(
+        self, recorder: TrajectoryRecorder, finish: Callable[[], None], *, ends_epoch: bool
+    ) -> None:
+        """Count a batch for a trajectory, which follows within an epoch where that is due.
+
+        Of averaged weights, which are the model, it follows those between epochs alone.
+        """
+        recorder.count()
+        if recorder.is_due and not ends_epoch and not self.averaging:
+            finish()
+            recorder.follow(self._energy)
 
     def _divide(self) -> None:
         """Take this process's part of the chains for an epoch."""

@@ -105,7 +105,7 @@ class TrajectoryEnergy(EnergyLadder):
         return self.models[-1]
 
     @property
-    def base(self) -> Any:  # type: ignore[override]
+    def base(self) -> Any:
         """The base of all models."""
         return self.last.base
 
