@@ -524,11 +524,15 @@ class EnergyNet(NeuralNet):
         if self.judges_ is not None:
             self._judge(*self.judges_)
         if self.trajectory_ is not None and (not self.streaming or self.trajectory_.is_due):
-            self.trajectory_.finish(self._energy)
-            if len(self.history) > self.n_before_:
-                for name, value in self._along_training(self.trajectory_).items():
-                    self.history.record(name, value)
+            self._end_trajectory(self.trajectory_)
         return self
+
+    def _end_trajectory(self, recorder: TrajectoryRecorder) -> None:
+        """Follow training to the weights that it ended with, of which the history tells."""
+        recorder.finish(self._energy)
+        if len(self.history) > self.n_before_:
+            for name, value in self._along_training(recorder).items():
+                self.history.record(name, value)
 
     @property
     def _energy(self) -> Any:
