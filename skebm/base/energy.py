@@ -343,6 +343,15 @@ class BipartiteEnergy(Energy):
         """
 
 
+class EnergyLadder(BipartiteEnergy):
+    """A bipartite energy with others that lead to it from its base, between which rows go over."""
+
+    @property
+    @abc.abstractmethod
+    def rungs(self) -> list[BipartiteEnergy]:
+        """The energies, from the base with free hidden units to the energy itself."""
+
+
 class PairwiseEnergy(Energy):
     """E(x) = -x'Jx / 2 - b'x on flat rows of bits and one-hot columns.
 

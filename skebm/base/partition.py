@@ -91,11 +91,13 @@ class PartitionEstimator(BaseEstimator, abc.ABC):
     """A method of computing log Z; holds its configuration and nothing else.
 
     `uses` names the arguments that :meth:`estimate` reads, so that others need not be made;
-    `x_fits_base` says that it reads x only where no base is passed, to fit one.
+    `x_fits_base` says that it reads x only where no base is passed, to fit one; `along_training`
+    that it takes an energy with the models that led to it.
     """
 
     uses: ClassVar[tuple[str, ...]] = ("base", "sampler", "x")
     x_fits_base: ClassVar[bool] = False
+    along_training: ClassVar[bool] = False
 
     def check(self, energy: Energy) -> None:
         """Raise `TypeError` for an unsupported class, `ValueError` for an unsupported energy."""

@@ -249,17 +249,19 @@ class Sampler(BaseEstimator, abc.ABC):
         state : ChainState
             State after the last step.
         info : StepInfo
-            Mean acceptance of the `n_steps` steps.
+            Mean acceptance of the `n_steps` steps, and mean rates of exchanges.
         """
         self.check(energy)
         acceptance: float | Tensor = 0.0
+        rates: Any = 0.0
         walk = self._walk(energy, x, n_steps, generator, beta, clamp, n_warmup)
         with sampling(energy), torch.no_grad():
             for last in walk:
                 acceptance = acceptance + last[1].acceptance
+                rates = None if last[1].rates is None else rates + last[1].rates
         state = last[0]
         check_end(state)
-        return state, StepInfo(acceptance / n_steps)
+        return state, StepInfo(acceptance / n_steps, None if rates is None else rates / n_steps)
 
     def trace(
         self,

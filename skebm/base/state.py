@@ -59,9 +59,18 @@ def rebuilt(like: Any, stored: Iterator[Tensor]) -> Any:
 
 
 class StepInfo(NamedTuple):
-    """Diagnostics of a step: the mean acceptance rate in [0, 1] (1 for a Gibbs step)."""
+    """Diagnostics of a step.
+
+    Attributes
+    ----------
+    acceptance : float or Tensor
+        Mean acceptance rate in [0, 1], 1 for a Gibbs step.
+    rates : Tensor of shape (k - 1,) or None
+        Of k replicas that exchange rows, the rate at which each pair of neighbours does.
+    """
 
     acceptance: float | Tensor
+    rates: Tensor | None = None
 
 
 class SamplingError(FloatingPointError):

@@ -21,6 +21,7 @@ from skebm.energies.rbm.mixed import MixedRBM
 from skebm.energies.rbm.spike_slab import SpikeSlabEnergy
 from skebm.energies.rbm.subspace import SubspaceEnergy
 from skebm.energies.rbm.temporal import Biases, RowwiseRBM, Targets, TemporalEnergy
+from skebm.energies.rbm.trajectory import TrajectoryEnergy
 from skebm.energies.telescope import Telescope, Waymarks, fit_waymarks
 from skebm.energies.trees import TreeSum
 from skebm.energies.whitening import LowRankWhitening, Whitening, whitening_of
@@ -55,6 +56,7 @@ __all__ = [
     "Telescope",
     "TemporalEnergy",
     "Tilted",
+    "TrajectoryEnergy",
     "TreeSum",
     "Waymarks",
     "LowRankWhitening",

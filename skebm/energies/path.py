@@ -29,6 +29,7 @@ from skebm.energies.rbm.classes import ClassRBM
 from skebm.energies.rbm.mixed import MixedRBM, WiderColumns
 from skebm.energies.rbm.spike_slab import SpikeSlabEnergy
 from skebm.energies.rbm.subspace import SubspaceEnergy
+from skebm.energies.rbm.trajectory import TrajectoryEnergy, between, with_weights
 
 # Factors between 1/2 and 2 whose product neither overflows nor underflows in single precision.
 GROUP = 100
@@ -44,9 +45,10 @@ def annealing_path(energy: Energy, base: Distribution) -> AnnealingPath:
     For a bipartite energy from its own base (or from its ``wider_base()``, if it has one), a binary
     RBM from independent bits, and a pairwise energy from independent bits and categories or from a
     Chow-Liu tree, the bridge distributions are of the same kind as the energy, so that
-    :class:`skebm.samplers.Gibbs` can sample them. A deep machine that remembers its first layer is
-    reached through it. Any other pair of base and energy has the
-    geometric path :math:`\beta E(x) - (1 - \beta) \log q(x)`.
+    :class:`skebm.samplers.Gibbs` can sample them. The path of a
+    :class:`~skebm.energies.TrajectoryEnergy` goes through its models, and that of a deep machine
+    that remembers its first layer through that. Any other pair of base and energy has the geometric
+    path :math:`\beta E(x) - (1 - \beta) \log q(x)`.
 
     Parameters
     ----------
@@ -72,6 +74,8 @@ def annealing_path(energy: Energy, base: Distribution) -> AnnealingPath:
         return SinceFirstLayer(energy, base)
     if isinstance(energy, FirstLayerMixin) and energy.remembers:
         return FirstLayerPath(energy, base)
+    if isinstance(energy, TrajectoryEnergy):
+        return TrajectoryPath(energy, base)
     if isinstance(energy, OnColumns) and isinstance(base, WiderColumns):
         return WiderPath(energy, base)
     mixed = isinstance(energy, OnColumns)
@@ -290,6 +294,84 @@ class FirstLayerPath(AnnealingPath):
     def hidden_layer(self, x: Tensor, beta: float, generator: torch.Generator) -> Tensor | None:
         first, since = self._parts(beta)
         return None if since else self._first.hidden_layer(x, first, generator)
+
+
+class TrajectoryPath(AnnealingPath):
+    """From a base through models kept along training to the last of them.
+
+    The rungs of the energy are evenly spaced, as neighbours are about equally far from each other.
+    Between the base and the first model it is the path of that model, and between two models it is
+    linear in their parameters.
+    """
+
+    energy: TrajectoryEnergy
+
+    def __init__(self, energy: TrajectoryEnergy, base: Any):
+        super().__init__(energy, base)
+        models: Any = energy.models
+        self.first = annealing_path(models[0], base)
+        self.log_z0 = self.first.log_z0
+        # Inverse temperatures of the first model at the first places, and all places.
+        self._hot = (0.0, *energy.temperatures, 1.0)
+        self.n_gaps = len(self._hot) - 1 + len(energy.models) - 1
+        self._weights = [[p.detach() for p in one.parameters()] for one in energy.models]
+        self._cache: tuple[Any, float, Any] = None, math.nan, None  # last rows, their fields
+        self._kept = functools.lru_cache(maxsize=2)(self._at)
+
+    def _place(self, beta: float) -> tuple[int, float]:
+        """Number of the rung before a place, and how far the place is on the way to the next."""
+        place = beta * self.n_gaps
+        if abs(place - round(place)) < 1e-9 * self.n_gaps:  # rounding of evenly spaced places
+            place = float(round(place))
+        number = min(int(place), self.n_gaps - 1)
+        return number, place - number
+
+    def _temperature(self, beta: float) -> float | None:
+        """Inverse temperature of the first model; None beyond that model."""
+        number, share = self._place(beta)
+        if number >= len(self._hot) - 1:
+            return None
+        return (1 - share) * self._hot[number] + share * self._hot[number + 1]
+
+    def at(self, beta: float) -> Energy:
+        return self._kept(beta)
+
+    def _at(self, beta: float) -> Energy:
+        hot = self._temperature(beta)
+        if hot is not None:
+            return self.first.at(hot)
+        number, share = self._place(beta)
+        number -= len(self._hot) - 1
+        models: Any = self.energy.models
+        found: Energy
+        if share in (0.0, 1.0):
+            found = models[number + int(share)]
+        else:
+            weights = between(self._weights[number], self._weights[number + 1], share)
+            found = with_weights(models[number], weights)
+        return found
+
+    def log_ratio(self, x: Tensor, old: float, new: float) -> Tensor:
+        hot, colder = self._temperature(old), self._temperature(new)
+        if hot is not None and colder is not None:
+            return self.first.log_ratio(x, hot, colder)
+        before, after = self.at(old), self.at(new)
+        if not (isinstance(after, BernoulliRBM) and isinstance(before, BernoulliRBM)):
+            return (before(x) - after(x)).double()
+        field = after.hidden_field(x)
+        self._cache = x, new, field
+        _, unary, _ = (b - a for a, b in zip(before.tensors, after.tensors, strict=True))
+        change = softplus(field) - softplus(before.hidden_field(x))
+        return torch.mv(x, unary).double() + change.double().sum(1)
+
+    def hidden_layer(self, x: Tensor, beta: float, generator: torch.Generator) -> Tensor | None:
+        hot = self._temperature(beta)
+        if hot is not None:
+            return self.first.hidden_layer(x, hot, generator)
+        rows, place, field = self._cache
+        if rows is not x or place != beta:
+            return None
+        return Bernoulli(field.sigmoid()).sample(generator)
 
 
 class PairwisePath(AnnealingPath):

@@ -506,6 +506,11 @@ class BaseEBM(DocLinkMixin, SourceMixin, TasksMixin, BaseEstimator, abc.ABC):
             train, validation = _hold_out(rows, fraction, generator)
         # What is fitted before training, or chosen, is by a sample of the rows of a file.
         recipe = self._design(train.subsample(seed), table, before, streaming=streaming)
+        if recipe.plan.trajectory is not None and not recipe.family.keeps_trajectory:
+            raise ValueError(
+                f"{type(self).__name__} keeps no models along training, as RBMEstimator does: "
+                "pass an optimizer with trajectory=None."
+            )
         warn_without_effect(recipe.without_effect(non_default_parameters(self)))
         if streaming and before is None and recipe.family.has_guard(recipe):
             warn_of_stream()
@@ -918,6 +923,12 @@ class PartitionMixin(OfModel):
         }
         return found | {"generator": torch.Generator(like.device).manual_seed(self.net_.seed_)}
 
+    def _energy_with_trajectory(self) -> Any:
+        """The energy, with the models that led to it where training has kept some."""
+        recorder = self.net_.trajectory_
+        energy = self.energy_
+        return energy if recorder is None or recorder.trail is None else recorder.energy(energy)
+
     def _choose_partition(self, *, importance: bool = True) -> Choice:
         """Method that ``partition="auto"`` selects for the fitted energy."""
         log_z = self._log_z
@@ -974,7 +985,8 @@ class PartitionMixin(OfModel):
         inputs = self._partition_inputs([name for name in method.uses if name != "x"])
         if "x" in method.uses and not (method.x_fits_base and inputs.get("base") is not None):
             inputs |= self._partition_inputs(("x",))
-        return method.estimate(self.energy_, **inputs)
+        energy = self._energy_with_trajectory() if method.along_training else self.energy_
+        return method.estimate(energy, **inputs)
 
     @property
     def partition_(self) -> Any:

@@ -12,6 +12,7 @@ from skebm.partition.pairwise.bethe import Bethe
 from skebm.partition.pairwise.perturb_and_map import PerturbAndMAP
 from skebm.partition.pairwise.tree_reweighted import TreeReweighted
 from skebm.partition.quadrature import Quadrature
+from skebm.partition.trajectory import TrajectoryAIS
 
 __all__ = [
     "AIS",
@@ -24,6 +25,7 @@ __all__ = [
     "ImportanceSampling",
     "PerturbAndMAP",
     "Quadrature",
+    "TrajectoryAIS",
     "ReverseAIS",
     "TreeReweighted",
     "cheaper_side",

@@ -19,6 +19,7 @@ from skebm.base import ChainState, Energy, LikelihoodWarning, LogPartition, Samp
 from skebm.base.processes import Notice, collect_warnings, progress_bar, repeat
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
+from skebm.distributions._fitting import draw_index
 from skebm.energies import AnnealingPath, annealing_path
 from skebm.partition.checks import (
     NO_UPPER,
@@ -197,6 +198,8 @@ class KernelSteps(AnnealingSteps):
     def step(self, state: Tensor, beta: float) -> Tensor:
         assert self.next is not None
         energy, chain = self.next
+        if chain.x is not state:  # it was resampled
+            chain = self.kernel.init(energy, state)
         settings = self.schedule.settings_at(beta)
         if settings is not None:
             chain = chain._replace(aux=settings)
@@ -345,6 +348,53 @@ MORE = (
 NO_LOWER = "no lower bound: the weights do not show a mode that all draws of the model have missed"
 
 
+class ResamplingSteps(AnnealingSteps):
+    """Steps of chains in populations, each of which is resampled where its weights are uneven.
+
+    Chains of a population then have the mean of its weights, so that the mean over all of them
+    remains an unbiased estimate of the ratio of the normalisers.
+
+    Parameters
+    ----------
+    steps : AnnealingSteps
+        Of rows x (n, ...), n a multiple of `n_populations`.
+    n_populations : int
+    generator : torch.Generator
+    """
+
+    def __init__(self, steps: AnnealingSteps, n_populations: int, generator: torch.Generator):
+        self.steps, self.n_populations, self.generator = steps, n_populations, generator
+        self.log_weight: Any = 0.0  # (populations, chains of each)
+        self.change: Any = 0.0  # of the log weights, by resampling, since the last increment
+
+    def log_ratio(self, state: Tensor, old: float, new: float) -> Tensor:
+        found = self.steps.log_ratio(state, old, new)
+        self.log_weight = self.log_weight + found.view(self.n_populations, -1)
+        found, self.change = found + self.change, 0.0
+        return found
+
+    def step(self, state: Tensor, beta: float) -> Tensor:
+        m, size = self.log_weight.shape
+        weight = self.log_weight.softmax(1)
+        uneven = 1 / weight.square().sum(1) < LEAST_EVEN * size
+        if not bool(uneven.any()):
+            return self.steps.step(state, beta)
+        # Rows in the order of the numbers that draw them: one for each equal part of the weights.
+        start = torch.rand(m, 1, generator=self.generator, dtype=weight.dtype, device=weight.device)
+        u = (torch.arange(size, dtype=weight.dtype, device=weight.device) + start) / size
+        index = torch.where(uneven[:, None], draw_index(weight, u), torch.arange(size).to(u.device))
+        mean = torch.logsumexp(self.log_weight, 1, keepdim=True) - math.log(size)
+        even = torch.where(uneven[:, None], mean, self.log_weight)
+        self.change = (even - self.log_weight).flatten()
+        self.log_weight = even
+        first = torch.arange(m, device=u.device)[:, None] * size
+        return self.steps.step(state[(first + index).flatten()], beta)
+
+
+# Effective sample size, a chain, below which a population is resampled.
+LEAST_EVEN = 0.5
+
+
 class Particles(NamedTuple):
     """Rows x (n, ...) after annealing, with their log weights (n,), whose mean estimates Z."""
 
@@ -362,6 +412,7 @@ class AnnealingPlan(NamedTuple):
     generator: torch.Generator
     verbose: int = 0
     deadline: Deadline | None = None
+    n_populations: int = 0  # of chains that are resampled among themselves; 0 for none
 
     def forward(self, n_chains: int) -> LogPartition:
         """AIS from `n_chains` draws of the base; on average below log Z."""
@@ -403,7 +454,9 @@ class AnnealingPlan(NamedTuple):
     def _ends_and_weights(self, x: Tensor, reverse: bool = False) -> tuple[Tensor, Tensor]:
         """Rows x (n, ...) at the end, and their log weights (n,); progress after two seconds."""
         log_w = torch.zeros(len(x), dtype=torch.float64, device=x.device)
-        steps = KernelSteps(self.path, self.kernel, self.schedule, self.generator)
+        steps: AnnealingSteps = KernelSteps(self.path, self.kernel, self.schedule, self.generator)
+        if self.n_populations:
+            steps = ResamplingSteps(steps, self.n_populations, self.generator)
         betas = self.schedule.betas[:: -1 if reverse else 1]
         increments = anneal(steps, x, betas, self.deadline)
         shown: dict[str, Any] = {"delay": PROGRESS_DELAY, "disable": not self.verbose}
@@ -415,7 +468,13 @@ class AnnealingPlan(NamedTuple):
         return x, log_w
 
     def _summary(self, log_w: Tensor) -> WeightSummary:
-        """Summary of log weights (n,); warns where the effective sample is small."""
+        """Summary of log weights (n,); warns where the effective sample is small.
+
+        Of populations, whose chains depend on each other, each counts as one draw.
+        """
+        if self.n_populations:
+            log_w = log_w.view(self.n_populations, -1)
+            log_w = torch.logsumexp(log_w, 1) - math.log(log_w.shape[1])
         summary, n = summarise(log_w), len(log_w)
         if n > 1 and summary.ess < min(MIN_ESS, n / 10):
             repeat([uneven(summary.ess, n)])
@@ -456,9 +515,12 @@ def annealing_plan(
     generator: torch.Generator | None,
     n_chains: int,
     deadline: Deadline | None = None,
+    *,
+    pilots: bool = True,
 ) -> AnnealingPlan:
     """Check the settings and inputs of an estimate, fill in defaults and make the schedule.
 
+    Without `pilots` temperatures are evenly spaced, unless the kernel has to adapt in pilot runs.
     It is to be called without gradients, with the energy in ``eval()`` mode, after
     ``estimator.check``. It raises `TypeError` or `ValueError` for what cannot be annealed.
     """
@@ -490,7 +552,9 @@ def annealing_plan(
             "biased. Pass a sampler that accepts or rejects its steps."
         )
     kernel.check(midpoint)
-    schedule = adaptive_schedule(path, kernel, n_chains, estimator.n_betas, generator)
+    schedule = Schedule(np.linspace(0, 1, estimator.n_betas).tolist(), [], [])
+    if pilots or kernel.adapts:
+        schedule = adaptive_schedule(path, kernel, n_chains, estimator.n_betas, generator)
     verbose = estimator.verbose
     return AnnealingPlan(path, kernel, schedule, estimator.delta, generator, verbose, deadline)
 

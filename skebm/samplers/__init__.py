@@ -10,7 +10,7 @@ from skebm.samplers.langevin import AnnealedLangevin, Langevin
 from skebm.samplers.mala import MALA
 from skebm.samplers.metropolis import IndependenceSampler, MetropolisHastings
 from skebm.samplers.perturbed_map import PerturbedMAP
-from skebm.samplers.tempering import ParallelTempering
+from skebm.samplers.tempering import ParallelTempering, TrajectoryTempering
 
 __all__ = [
     "HMC",
@@ -34,4 +34,5 @@ __all__ = [
     "PerturbedMAP",
     "ReplayBuffer",
     "Shift",
+    "TrajectoryTempering",
 ]

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from skebm.training.distributed import RankStoppedError, single_process
 from skebm.training.guard import DivergenceError
-from skebm.training.plan import SGD, AdamW, EarlyStopping
+from skebm.training.plan import SGD, AdamW, EarlyStopping, Trajectory
 
 if TYPE_CHECKING:
     from skebm.training.resume import Resume
@@ -16,6 +16,7 @@ __all__ = [
     "EarlyStopping",
     "RankStoppedError",
     "Resume",
+    "Trajectory",
     "single_process",
 ]
 

@@ -29,10 +29,11 @@ from skebm.base import (
     TrainingWarning,
     sampling,
 )
-from skebm.base.objective import FusedSteps
+from skebm.base.objective import FusedSteps, weighted_mean
 from skebm.base.processes import Epochs, Notice, may_draw, progress_bar, repeat, threads
 from skebm.base.processes.modes import TorchModes
 from skebm.base.torchtools import SGD, searches_steps
+from skebm.partition.trajectory import TrajectoryRecorder
 from skebm.training.callbacks import check_callbacks
 from skebm.training.distributed import (
     ALONE,
@@ -346,6 +347,8 @@ class EnergyNet(NeuralNet):
     on_interrupt : {"raise", "return"}
         What an estimator does when Ctrl-C has ended training: raise `KeyboardInterrupt`, or warn
         and return.
+    trajectory : Trajectory or None
+        Models that are kept along training.
     """
 
     history: Any
@@ -368,13 +371,14 @@ class EnergyNet(NeuralNet):
         max_time: float = math.inf,
         most_epochs: int = 0,
         on_interrupt: str = "raise",
+        trajectory: Any = None,
         **kwargs: Any,
     ):
         self.generator, self.schedule, self.averaging = generator, schedule, averaging
         self.max_restarts, self.validation = max_restarts, validation
         self.stop_on, self.patience, self.tol = stop_on, patience, tol
         self.streaming, self.on_interrupt = streaming, on_interrupt
-        self.max_time, self.most_epochs = max_time, most_epochs
+        self.max_time, self.most_epochs, self.trajectory = max_time, most_epochs, trajectory
         if validation is not None:
             kwargs.setdefault("train_split", predefined_split(validation))
         kwargs.setdefault("train_split", None)
@@ -411,6 +415,10 @@ class EnergyNet(NeuralNet):
         self.group_: Group = ALONE
         self.average_ = WeightAverage(self.module_, self.averaging)
         self.seed_ = self.generator.initial_seed()
+        asked = self.trajectory
+        self.trajectory_: TrajectoryRecorder | None = None
+        if asked is not None:
+            self.trajectory_ = TrajectoryRecorder(**asked.get_params(), seed=self.seed_)
         return self
 
     def check_data(self, X: Any, y: Any = None) -> None:
@@ -431,7 +439,7 @@ class EnergyNet(NeuralNet):
         self.module_ = module.eval()
         self.initialize_optimizer()
         self.average_ = WeightAverage(module, self.averaging)
-        self.run_.state = None
+        self.run_.state, self.trajectory_ = None, None
 
     def hold_out(
         self,
@@ -517,7 +525,21 @@ class EnergyNet(NeuralNet):
         self.notify("on_train_end", X=X, y=y)
         if self.judges_ is not None:
             self._judge(*self.judges_)
+        if self.trajectory_ is not None and (not self.streaming or self.trajectory_.is_due):
+            self._end_trajectory(self.trajectory_)
         return self
+
+    def _end_trajectory(self, recorder: TrajectoryRecorder) -> None:
+        """Follow training to the weights that it ended with, of which the history tells."""
+        recorder.finish(self._energy)
+        if len(self.history) > self.n_before_:
+            for name, value in self._along_training(recorder).items():
+                self.history.record(name, value)
+
+    @property
+    def _energy(self) -> Any:
+        """The energy that is trained."""
+        return self.module_.energy
 
     def _resuming(self) -> list[Resume]:
         return [one for _, one in self.callbacks_ if isinstance(one, Resume)]
@@ -685,11 +707,13 @@ class EnergyNet(NeuralNet):
             self._validate(iterator)
             return
         started = time.perf_counter()
+        n_before = 0 if self.trajectory_ is None else self.trajectory_.next_due
         try:
             self.average_.resume()
             logs = self._train(iterator)
         finally:
             self.average_.show()
+        logs = logs | self._followed(n_before)
         if self.averaging:
             if self._monitors(len(iterator)) or not self.averaged_:
                 self.averaged_ = self._monitor(self._monitoring_batch(iterator))
@@ -708,6 +732,27 @@ class EnergyNet(NeuralNet):
             self.logs_ = {}  # chains that go on from draws of the model may know better
             self._mend()
 
+    def _followed(self, next_due: int) -> dict[str, float]:
+        """What a trajectory says of the weights after an epoch, if it has looked at them since."""
+        recorder = self.trajectory_
+        if recorder is None or not (recorder.is_due or recorder.next_due > next_due):
+            return {}
+        recorder.follow(self._energy)
+        return self._along_training(recorder)
+
+    def _along_training(self, recorder: TrajectoryRecorder) -> dict[str, float]:
+        """log Z by the draws that follow training, and what held-out rows gain over the base."""
+        if recorder.trail is None:
+            return {}
+        found, rows = {"log_z": recorder.log_z}, self.held_out_ or self.validation
+        if rows is not None and rows.known is None:
+            x = rows.block(0, len(rows))
+            weight = None if rows.weight is None else rows.weight.to(x.device).double()
+            with torch.no_grad(), sampling(self._energy):
+                ratio = -self._energy(x).double() - self._energy.base.log_prob(x).double()
+            found["trajectory_gain"] = float(weighted_mean(ratio, weight)) - recorder.log_z
+        return found
+
     def _train(self, iterator: Batches) -> dict[str, float]:
         """One epoch, repeated from the last good weights as long as it diverges."""
         monitored = self._monitored_in(iterator)
@@ -720,11 +765,14 @@ class EnergyNet(NeuralNet):
             if self.held_out_ is not None and self.guard_.best is None and not once:
                 first = before if self.log_ratios_ is None else self._assess()
                 self.guard_.keep_best(first, self.n_before_, weights_of(self.module_))
+        if self.trajectory_ is not None and self.trajectory_.trail is None:
+            self.trajectory_.follow(self._energy)
         tries = 0
         while True:
             self._schedule()
             good = [w.clone() for w in weights_of(self.module_)], self.module_.snapshot(self.state_)
             completed = iterator.rows.imputations()
+            trajectory = None if self.trajectory_ is None else self.trajectory_.copy()
             try:
                 logs = self._run_batches(iterator, monitored, before)
                 if logs is not None:
@@ -733,6 +781,7 @@ class EnergyNet(NeuralNet):
                 tries += 1
                 # A model that diverges draws entries that no other one can go on from.
                 iterator.rows.restore(completed)
+                self.trajectory_ = trajectory
                 self._roll_back(*good, monitored(), tries)
             except KeyboardInterrupt:
                 if self.group_.size == 1:
@@ -828,6 +877,8 @@ class EnergyNet(NeuralNet):
             if not self.guard_.has_gained_nothing or 2 * done <= self.max_epochs:
                 copy_weights(best.weights, weights_of(self.module_))
                 self.average_.restart()
+                if self.trajectory_ is not None:
+                    self.trajectory_.rewind(self._energy)
             self._halve_rate()
 
     def _keep_sound(
@@ -900,6 +951,8 @@ class EnergyNet(NeuralNet):
                     loss = update(batch)
                     if check or hooked:
                         finish()
+                    if self.trajectory_ is not None:
+                        self._follow_batch(self.trajectory_, finish, ends_epoch=number == last)
                     if hooked:
                         self._record_batch(batch, loss)
                         if self.run_.steps is not None:
@@ -920,6 +973,18 @@ class EnergyNet(NeuralNet):
             self.history.new_batch()
             self._record_loss(batch, loss)
         return logs
+
+    def _follow_batch(
+        self, recorder: TrajectoryRecorder, finish: Callable[[], None], *, ends_epoch: bool
+    ) -> None:
+        """Count a batch for a trajectory, which follows within an epoch where that is due.
+
+        Of averaged weights, which are the model, it follows those between epochs alone.
+        """
+        recorder.count()
+        if recorder.is_due and not ends_epoch and not self.averaging:
+            finish()
+            recorder.follow(self._energy)
 
     def _divide(self) -> None:
         """Take this process's part of the chains for an epoch."""
@@ -1177,6 +1242,9 @@ class EnergyNet(NeuralNet):
             )
         if self.interrupted_ and self.on_interrupt == "return":
             warn(self._interruption(), TrainingWarning)
+        notice = None if self.trajectory_ is None else self.trajectory_.notice(self._energy)
+        if notice is not None:
+            repeat([notice])
 
     def _interruption(self) -> str:
         return self.interruption_ or (
@@ -1214,6 +1282,7 @@ class EnergyNet(NeuralNet):
         net.run_ = Run()
         net.run_.state = None if self.state_ is None else self.module_.snapshot(self.state_)
         net.history = type(self.history)(self.history)
+        net.trajectory_ = None if self.trajectory_ is None else self.trajectory_.copy()
         found: EnergyNet = net
         return found
 
@@ -1238,6 +1307,7 @@ class EnergyNet(NeuralNet):
             "lr_scale": self.lr_scale_,
             "history": self.history.to_list(),
             "n_restarts": self.n_restarts_,
+            "trajectory": None if self.trajectory_ is None else self.trajectory_.pack(),
         }
 
     def load_training_state(self, state: dict[str, Any]) -> None:
@@ -1251,6 +1321,8 @@ class EnergyNet(NeuralNet):
         self.seed_, self.lr_scale_ = state["seed"], state["lr_scale"]
         self.history = type(self.history)(state["history"])
         self.n_restarts_ = state["n_restarts"]
+        if self.trajectory_ is not None and state.get("trajectory") is not None:
+            self.trajectory_.unpack(state["trajectory"])
 
     def fit_state(self, rows: Rows) -> dict[str, Any]:
         """The state between two epochs of a fit to rows, from which the fit can continue."""

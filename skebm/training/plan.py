@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, clone
 
 from skebm._validation import Interval, StrOptions, torch_dtype_of
 from skebm.base import Objective, torchtools
@@ -39,6 +39,64 @@ NET_NUMBERS = {
     "batch_size": Interval(Integral, 1, None, closed="left"),
 }
 NET_PREFIXES = ("optimizer__", "callbacks__")
+
+
+class Trajectory(BaseEstimator):
+    """Which models are kept along the training of an RBM.
+
+    They lead from the base to the trained model, so that rows of neighbours can be exchanged:
+    :class:`~skebm.samplers.TrajectoryTempering` draws rows with them, and
+    :class:`~skebm.partition.TrajectoryAIS` computes log Z. A model is kept where the rate at which
+    it exchanges rows with the last one before has fallen to `acceptance`; the rate is that of
+    weighted draws of the present model, which follow training from the base on (annealed importance
+    sampling along training, with resampling). They estimate log Z on the way: ``history_`` has
+    ``log_z`` and, of held-out rows, ``trajectory_gain``, their log-likelihood ratio to the base, in
+    nats, in epochs after which the weights were looked at (the first ones, and then whenever the
+    batches so far have grown by half); the last entry has those of the model. Both estimates are
+    consistent in the number of draws, and no bounds: low on average, by several nats where training
+    runs ahead of what Gibbs steps can follow, as PCD-1 with a large learning rate does. Prefer a
+    small one, and several steps (``chains=Persistent(n_steps=10)``).
+
+    Training is the same with it, number by number.
+
+    Parameters
+    ----------
+    n : int, default=50
+        Models that are kept at most. If there are more, every other one is dropped, and later ones
+        are as far apart as those that are left. In memory and in files each takes as many numbers
+        as the model has parameters, and `n_chains` rows: 50 models of 784 columns and 100 units
+        take 94 MB in single precision.
+    acceptance : float in (0, 1), default=0.4
+        Rate of exchanges between neighbours.
+    n_chains : int, default=500
+        Weighted draws that follow training, 10 or more.
+    n_steps : int, default=1
+        Gibbs steps of these draws after each change of the weights.
+
+    References
+    ----------
+    Bereux, Decelle, Furtlehner and Seoane (2024), "Fast training and sampling of restricted
+    Boltzmann machines", arXiv 2405.15376.
+
+    Examples
+    --------
+    >>> from skebm import RBMEstimator
+    >>> from skebm.training import SGD, Trajectory
+    >>> model = RBMEstimator(optimizer=SGD(trajectory=Trajectory(n=20)))
+    """
+
+    _parameter_constraints: dict = {
+        "n": [Interval(Integral, 2, None, closed="left")],
+        "acceptance": [Interval(Real, 0, 1, closed="neither")],
+        "n_chains": [Interval(Integral, 10, None, closed="left")],
+        "n_steps": [Interval(Integral, 1, None, closed="left")],
+    }
+
+    def __init__(self, n=50, *, acceptance=0.4, n_chains=500, n_steps=1):
+        self.n = n
+        self.acceptance = acceptance
+        self.n_chains = n_chains
+        self.n_steps = n_steps
 
 
 class AdamW(BaseEstimator):
@@ -120,6 +178,8 @@ class SGD(BaseEstimator):
         time, and the model has the best weights. A warning says how much a pass still gained.
         ``"auto"`` counts work instead, so that a seed gives the same model on any machine; with
         seconds it does not.
+    trajectory : Trajectory or None, default=None
+        Models to keep along training, of :class:`~skebm.RBMEstimator` alone.
 
     Examples
     --------
@@ -135,6 +195,7 @@ class SGD(BaseEstimator):
         "averaging": [Interval(Real, 0, 1, closed="left")],
         "max_restarts": [Interval(Integral, 0, None, closed="left")],
         "max_time": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
+        "trajectory": [Trajectory, None],
     }
 
     def __init__(
@@ -145,12 +206,14 @@ class SGD(BaseEstimator):
         averaging=0.0,
         max_restarts=10,
         max_time="auto",
+        trajectory=None,
     ):
         self.momentum = momentum
         self.schedule = schedule
         self.averaging = averaging
         self.max_restarts = max_restarts
         self.max_time = max_time
+        self.trajectory = trajectory
 
 
 class EarlyStopping(BaseEstimator):
@@ -281,6 +344,8 @@ class TrainingPlan:
         Seconds; infinite for none.
     most_epochs : int
         Number of epochs to which `n_iter` is doubled while held-out rows gain.
+    trajectory : Trajectory or None
+        Models that are kept along training.
     """
 
     n_iter: int
@@ -298,6 +363,7 @@ class TrainingPlan:
     dtype: str
     max_time: float = math.inf
     most_epochs: int = 0
+    trajectory: Trajectory | None = None
 
     def n_batches(self, n_rows: int, *, longest: bool = False) -> int:
         """Batches of a whole fit, or of the longest one that held-out rows may ask for."""
@@ -361,6 +427,7 @@ class TrainingPlan:
             patience=self.patience,
             tol=self.tol,
             streaming=streaming,
+            trajectory=self.trajectory,
             **kwargs,
         )
 
@@ -440,4 +507,5 @@ def plan_of(
         dtype=str(torch_dtype_of(estimator.dtype)).removeprefix("torch."),
         max_time=math.inf if optimizer.max_time == "auto" else float(optimizer.max_time),
         most_epochs=0 if streaming else most_epochs,
+        trajectory=clone(getattr(optimizer, "trajectory", None), safe=False),
     )

@@ -25,6 +25,7 @@ from skebm.partition import (
     PerturbAndMAP,
     Quadrature,
     ReverseAIS,
+    TrajectoryAIS,
     TreeReweighted,
     annealed,
     log_z_cost,
@@ -42,6 +43,7 @@ from tests.support.oracle import (
     joint_energy,
     make_rbm,
     seeded,
+    through,
     z_scores,
 )
 from tests.support.tiers import full, leading
@@ -67,6 +69,13 @@ def small(cls, **defaults):
     return lambda **kwargs: cls(**(defaults | kwargs))
 
 
+class ThroughModels(TrajectoryAIS):
+    """Through models with a part of the weights of an RBM, to it."""
+
+    def estimate(self, energy, **kwargs):
+        return super().estimate(through(energy), **kwargs)
+
+
 CASES = {
     Exact: Case(Exact, samples=False),
     AIS: Case(small(AIS, n_chains=50, n_betas=60), anneals=True),
@@ -74,6 +83,7 @@ CASES = {
     AISBracket: Case(small(AISBracket, n_chains=50, n_betas=60, n_steps=20), anneals=True),
     ImportanceSampling: Case(small(ImportanceSampling, n_samples=2000)),
     BridgeSampling: Case(small(BridgeSampling, n_samples=500, n_steps=20)),
+    TrajectoryAIS: Case(small(ThroughModels, n_chains=100, n_betas=60, reverse=True)),
     Bethe: Case(Bethe, samples=None, converges=False),
     TreeReweighted: Case(TreeReweighted, samples=False, converges=False),
     PerturbAndMAP: Case(PerturbAndMAP, converges=False),

@@ -35,6 +35,7 @@ from skebm.samplers import (
     MetropolisHastings,
     ParallelTempering,
     PerturbedMAP,
+    TrajectoryTempering,
 )
 from tests.support.discovery import without_case
 from tests.support.oracle import (
@@ -47,6 +48,7 @@ from tests.support.oracle import (
     make_rbm,
     make_tree_rbm,
     seeded,
+    through,
 )
 from tests.support.targets import (
     Box,
@@ -134,6 +136,11 @@ def hotter(k, top):
     return lambda energy: [(energy, top ** (i / (k - 1) - 1)) for i in range(k)]
 
 
+def rungs(energy):
+    """The rungs of a trajectory."""
+    return [(rung, 1.0) for rung in energy.rungs]
+
+
 def on_real_rows(sampler, scaled=True):
     """Cases of a sampler of the real line, of planes and of boxes."""
     name = type(sampler).__name__
@@ -185,6 +192,20 @@ CASES = {
             valley,
             line,
             ladder=hotter(3, 5.0),
+        ),
+    },
+    TrajectoryTempering: {
+        "TT": Case(TrajectoryTempering(), lambda: through(wide_rbm()), ladder=rungs),
+        "TT steps": Case(
+            TrajectoryTempering(2), lambda: through(wide_rbm(), (0.7,), (0.2, 0.6)), ladder=rungs
+        ),
+        "TT tree": Case(
+            TrajectoryTempering(), lambda: through(make_tree_rbm(4, 3, scale=2.0)), ladder=rungs
+        ),
+        "TT gradients": Case(
+            TrajectoryTempering(sampler=GibbsWithGradients()),
+            lambda: through(wide_rbm()),
+            ladder=rungs,
         ),
     },
     PerturbedMAP: {
@@ -699,7 +720,9 @@ def test_any_number_of_chains(case, dtype):
     if isinstance(energy, Tilted):
         energy.field = energy.field.to(dtype)
     if getattr(energy, "base", None) is not None:
-        energy.base = energy.structure = energy.base.to("cpu", dtype)
+        base = energy.base.to("cpu", dtype)
+        for one in getattr(energy, "models", [energy]):
+            one.base = one.structure = base
     for n in (2, 33) if from_rows else (0, 1, 2, 33):  # one row has no scale
         x = rows[:n].clone()
         state, info = case.sampler.run(energy, x, 3, seeded(2))

@@ -4,6 +4,7 @@ E(x, h) is spelled out term by term, every sum runs over all states made by iter
 calls an energy's own methods: what the tests compare with shares no code with what they test.
 """
 
+import copy
 import itertools
 
 import scipy.stats
@@ -34,6 +35,7 @@ from skebm.energies import (
     TemperedCorrection,
     TemporalEnergy,
     Tilted,
+    TrajectoryEnergy,
 )
 from skebm.energies.conditional import target_whitening
 
@@ -55,6 +57,21 @@ def make_rbm(n_visible, n_hidden, *, seed=0, scale=1.0, bias=0.5, dtype=DOUBLE):
         for p in (energy.visible_bias, energy.hidden_bias):
             p.copy_(bias * torch.randn(p.shape, generator=generator, dtype=dtype))
     return energy
+
+
+def through(energy, shares=(0.1, 0.5), temperatures=()):
+    """A trajectory to an RBM: models with a part of its weights, and its biases, lead to it."""
+    models = []
+    for share in shares:
+        model = copy.deepcopy(energy)
+        # A Chow-Liu tree and the like are of all models.
+        model.base = energy.base
+        if hasattr(model, "structure"):
+            model.structure = energy.structure
+        with torch.no_grad():
+            model.weight.mul_(share)
+        models.append(model)
+    return TrajectoryEnergy([*models, energy], temperatures)
 
 
 def make_temporal(base, n_hidden=2, seed=0):
@@ -172,6 +189,8 @@ def joint_energy(energy, x, h):
     """E(x, h) for every pair of a visible row x and a hidden row h, (n, m)."""
     if isinstance(energy, Tilted):
         return energy.beta * joint_energy(energy.energy, x, h) - (x * energy.field).sum(1)[:, None]
+    if isinstance(energy, TrajectoryEnergy):
+        return joint_energy(energy.models[-1], x, h)
     if isinstance(energy, TemperedCorrection):
         model = energy.energy
         log_q = model.base.log_prob(x)[:, None]

@@ -232,7 +232,7 @@ class BernoulliRBM(BipartiteEnergy):
         copy = object.__new__(BernoulliRBM)
         nn.Module.__init__(copy)
         copy.base, copy.structure = self.base, self.structure
-        copy.domain, copy.hidden_domain = Binary(visible_bias.shape), Binary(hidden_bias.shape)
+        copy.domain, copy.hidden_domain = Binary((len(visible_bias),)), Binary((len(hidden_bias),))
         copy.weight = nn.Parameter(weight)
         copy.visible_bias, copy.hidden_bias = nn.Parameter(visible_bias), nn.Parameter(hidden_bias)
         return copy.requires_grad_(False)

@@ -14,7 +14,7 @@ from skebm._validation import Interval, MinMax, StrOptions, check_is_fitted, war
 from skebm.base import Binary, BipartiteEnergy, SettingWarning
 from skebm.base.sampler import whole_number
 from skebm.distributions import Distribution
-from skebm.energies import Tilted
+from skebm.energies import Tilted, TrajectoryEnergy
 from skebm.estimators._docs import insert_shared_docs
 from skebm.estimators.base import (
     DENSITY_CONSTRAINTS,
@@ -717,6 +717,18 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
             x = self._draw(self.n_chains_, generator)
         with torch.no_grad():
             return self.energy_.hidden(x).sample(generator).cpu().numpy()
+
+    @property
+    def trajectory_(self) -> TrajectoryEnergy:
+        """The energy with the models that training has kept (see :class:`Trajectory`)."""
+        check_is_fitted(self)
+        found = self._energy_with_trajectory()
+        if not isinstance(found, TrajectoryEnergy):
+            raise AttributeError(
+                "There is no trajectory_: fit with optimizer=SGD(trajectory=Trajectory()). A model "
+                "that held-out rows have replaced by its base has none either."
+            )
+        return found
 
     @property
     def aim_(self) -> str:

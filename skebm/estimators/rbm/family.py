@@ -61,7 +61,7 @@ from skebm.estimators.tables.table import Table, fit_table_base
 from skebm.objectives import CenteredObjective, Centering, ContrastiveDivergence, Penalty
 from skebm.objectives.local import LOCAL_RULES
 from skebm.partition import Exact
-from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent
+from skebm.samplers import ChainPolicy, FromData, Gibbs, Persistent, TrajectoryTempering
 from skebm.training import SGD
 from skebm.training.guard import (
     ENOUGH_STEPS,
@@ -225,6 +225,8 @@ class RBMFamily(Family, JointModel):
     streaming: bool
     aim: str
 
+    keeps_trajectory = True
+
     @property
     def n_hidden(self) -> int:
         """Number of hidden units, as `n_components` counts them."""
@@ -275,6 +277,7 @@ class RBMFamily(Family, JointModel):
             return False
         copy_weights(weights_of(trial.net.module_), weights_of(net.module_))
         net.run_.state = net.module_.snapshot(trial.net.state_)
+        net.trajectory_ = trial.net.copy().trajectory_
         return True
 
     def complete_copies(self, recipe: Any, rows: Rows, generator: torch.Generator) -> Rows:
@@ -348,7 +351,7 @@ class RBMFamily(Family, JointModel):
                 ("Lower n_iter.", "n_iter"),
             )
         net.replace(trial.net.module_)
-        net.guard_ = trial.net.guard_
+        net.guard_, net.trajectory_ = trial.net.guard_, trial.net.trajectory_
         return replace(recipe, base=trial.base)
 
     def finalise(self, recipe: Any, net: EnergyNet, rows: Rows) -> RBMFamily:
@@ -979,6 +982,11 @@ def _check_sampler(
     sampler: Sampler, learning: str, chains: ChainPolicy | None, base: Distribution
 ) -> None:
     """Raise `ValueError` for replica exchange with rules and bases that cannot use it."""
+    if isinstance(sampler, TrajectoryTempering):
+        raise ValueError(
+            "TrajectoryTempering needs models of a training that has ended: leave sampler=None, "
+            "and pass trajectory_ of the fitted model to run(energy, x, n_steps, generator)."
+        )
     if sampler.kernel is sampler:
         return
     if not base.has_powers:
