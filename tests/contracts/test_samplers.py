@@ -882,6 +882,7 @@ NO_CONDITIONALS = [Bowl(Real((3,))), Bowl(Binary((3,)))]
 UNSUITABLE = {
     Gibbs: NO_CONDITIONALS,
     ParallelTempering: NO_CONDITIONALS,
+    TrajectoryTempering: [*NO_CONDITIONALS, make_rbm(3, 2)],
     PerturbedMAP: [*NO_CONDITIONALS, make_rbm(3, 2), coupled_levels()],
     GibbsWithGradients: [Bowl(Real((3,)))],
     DiscreteLangevin: [Bowl(Real((3,)))],
