@@ -142,6 +142,14 @@ class DeepFamily(Family, JointModel):
         start_from(recipe.trial, net)
         return True
 
+    def best_of_trial(self, recipe: DeepRecipe, net: EnergyNet, rows: Rows) -> DeepRecipe:
+        if recipe.trial.interrupted:
+            net.note_interruption(
+                "Training was interrupted in that of the first layer, whose RBM of that moment is "
+                "the model, which is usable."
+            )
+        return replace(recipe, trial=None)
+
     def mean_of_base(self, recipe: DeepRecipe, rows: Rows) -> float:
         """As of any base; 0 of a first layer, which is not fitted to more rows."""
         return 0.0 if self.has_first_layer else super().mean_of_base(recipe, rows)

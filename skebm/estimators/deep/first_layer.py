@@ -29,7 +29,6 @@ from skebm.partition.importance import WeightSummary, summarise
 from skebm.samplers import Gibbs
 from skebm.training.rows import Rows
 from skebm.training.selection import LogRatios
-from skebm.training.trials import train_on
 
 if TYPE_CHECKING:
     from skebm.training.engine import EnergyNet
@@ -59,7 +58,6 @@ SHARED = (
     "sampler",
     "device",
     "dtype",
-    "net_params",
 )
 
 
@@ -85,15 +83,23 @@ class FirstLayer(NamedTuple):
     draws: Tensor
     guard_seed: int
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended its training, so that it is the model."""
+        return bool(self.net.interrupted_)
+
 
 def fit_first_layer(estimator: Any, n_units: int, table: Table, rows: Rows) -> FirstLayer:
     """Train an RBM as `RBMEstimator` does, on rows of the columns alone.
 
     Rows that guard its training also guard that of the deep machine. If there are none, as with
     exact learning, the rows that guard the machine are among those that the RBM has seen, which
-    makes it harder for the machine to be better.
+    makes it harder for the machine to be better. An interrupted RBM keeps its weights.
     """
     given = {name: getattr(estimator, name) for name in SHARED}
+    # Callbacks are told of the training of the machine alone.
+    net_params = (estimator.net_params or {}).items()
+    given["net_params"] = {k: v for k, v in net_params if not k.startswith("callbacks")} or None
     rbm = RBMEstimator(n_units, partition=None, **given)
     seed = draw_seed(estimator.random_state_)
     # An RBM of the same number is the same.
@@ -105,7 +111,7 @@ def fit_first_layer(estimator: Any, n_units: int, table: Table, rows: Rows) -> F
         recipe = rbm._recipe
         guard_seed = seed if recipe.guard_seed is None else recipe.guard_seed
         net.completion_ = functools.partial(recipe.family.complete, recipe)
-        train_on(net, train)
+        net.partial_fit(train)
         recipe = recipe.after_training(net, train)
     some = torch.arange(min(N_FIRST, len(train)), device=train.device)
     generator = torch.Generator(rows.device).manual_seed(net.seed_)

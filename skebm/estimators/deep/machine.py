@@ -341,7 +341,8 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
             pretraining=FIRST_LAYER,
             guard_seed=first.guard_seed,
         )
-        return replace(found, trial=first)
+        found = replace(found, trial=first)
+        return found.with_epochs(0) if first.interrupted else found
 
     def _from_base(
         self, rows: Rows, table: Table, layers: Layers, start: str | None, *, streaming: bool

@@ -8,6 +8,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.datasets import load_digits
+from skorch.callbacks import Callback
 
 from skebm import DeepBoltzmannMachine, RBMEstimator
 from skebm.distributions import IndependentBernoulli
@@ -26,6 +27,7 @@ from tests.estimators.deep.test_machine import (
     mixed_frame,
     switches,
 )
+from tests.support.callbacks import Interrupt
 from tests.support.tiers import full, leading, only_full
 
 
@@ -252,6 +254,38 @@ def test_it_is_stored_and_goes_on():
     assert_array_equal(again.energy_.first_weight, model.energy_.first_weight)
     assert again._recipe.family.has_first_layer
     assert not other._recipe.family.has_first_layer
+
+
+class Counter(Callback):
+    """Counts the trainings that it is told of."""
+
+    n_trainings = 0
+
+    def on_train_begin(self, net, **kwargs):
+        type(self).n_trainings += 1
+
+
+def test_callbacks_are_told_of_the_machine_alone():
+    counter = type("OwnCounter", (Counter,), {})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        params = {"learning_rate": 0.05, "n_iter": 3}
+        model = machine((3, 2), net_params={"callbacks": [counter]}, **params).fit(rows(300))
+        plain = machine((3, 2), **params).fit(rows(300))
+    assert counter.n_trainings == 1
+    assert_array_equal(model.weights_[0], plain.weights_[0])
+
+
+def test_ctrl_c_in_the_first_layer_keeps_its_rbm(monkeypatch):
+    def interrupted(*args, net_params, **params):
+        return RBMEstimator(*args, net_params={"callbacks": [Interrupt(30)]}, **params)
+
+    monkeypatch.setattr(module, "RBMEstimator", interrupted)
+    model = machine((3, 2), learning_rate=0.05)
+    with pytest.raises(KeyboardInterrupt, match="first layer"):
+        model.fit(rows(300))
+    assert np.isfinite(model.score_samples(STATES_6)).all()
+    assert model.n_iter_ == 0
 
 
 STATES_6 = np.unique(rows(3000), axis=0)
