@@ -30,6 +30,7 @@ from skebm.distributions import (
     Uniform,
 )
 from skebm.distributions.trees.blocks import BlockTree
+from skebm.energies.deep import FirstLayerRows
 from skebm.energies.rbm.mixed import WiderColumns
 from skebm.estimators.tables.densities import EstimatorDensity
 from tests.support.discovery import without_case
@@ -66,6 +67,7 @@ CASES = {
     IndependentCategorical: [],
     Affine: [],
     EstimatorDensity: [],
+    FirstLayerRows: [],  # tests/estimators/deep/test_first_layer.py
     Gaussian: [],
     GaussianMixture: [],
     KernelDensity: [],

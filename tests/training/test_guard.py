@@ -569,6 +569,7 @@ def test_training_that_loses_goes_back_while_that_helps(gains, done, weight):
         n_before_=0,
         max_epochs=10,
         average_=SimpleNamespace(restart=lambda: None),
+        trajectory_=None,
         _halve_rate=lambda: halved.append(1),
     )
     with torch.no_grad():

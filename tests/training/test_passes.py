@@ -105,7 +105,7 @@ DEFAULTS = {
     "gated": (GatedRBM(), (BITS, BITS)),
     "temporal": (TemporalRBM(), (BITS,)),
     "RBM": (RBMEstimator(3, base="independent", learning="pcd"), (BITS,)),
-    "deep": (DeepBoltzmannMachine((3, 2)), (BITS,)),
+    "deep": (DeepBoltzmannMachine((3, 2), pretraining=None), (BITS,)),
 }
 
 

@@ -99,6 +99,19 @@ def test_annealing_through_the_first_layer_is_unbiased(start):
     assert abs(np.mean(scores)) < 0.75
 
 
+def test_rows_of_an_enumerated_first_layer_are_those_of_its_distribution():
+    energy, rbm = remembering()
+    energy.set_first_layer(rbm)
+    rows_of_first = enumerated_first_layer(energy)
+    x = energy.domain.states(0, 2**energy.domain.n_columns, dtype=torch.float32, device="cpu")
+    p = rows_of_first.log_prob(x).double().exp()
+    assert float(p.sum()) == pytest.approx(1.0, abs=1e-5)
+    n = 20_000
+    found = rows_of_first.sample(n, torch.Generator().manual_seed(0)).mean(0)
+    mean = p.float() @ x
+    assert_allclose(found, mean, atol=5 * 0.5 / np.sqrt(n))
+
+
 def test_increments_of_the_path_add_up():
     energy, rbm = remembering()
     kept = [p.clone() for p in energy.parameters()]
