@@ -2,6 +2,7 @@
 
 from skebm.estimators.outlier.detector import EnergyOutlierDetector
 from skebm.estimators.outlier.ensembles import OutlierEnsemble, merge_p_values
+from skebm.estimators.outlier.logits import LogitEnergy
 from skebm.estimators.outlier.product import ProductOfDensities
 from skebm.estimators.outlier.reasons.explanations import Explanation
 from skebm.estimators.outlier.streams import ColumnDrift, StreamMonitor, StreamUpdate
@@ -11,6 +12,7 @@ __all__ = [
     "ColumnDrift",
     "EnergyOutlierDetector",
     "Explanation",
+    "LogitEnergy",
     "OutlierEnsemble",
     "ProductOfDensities",
     "RowSurprise",

@@ -69,6 +69,7 @@ from skebm.estimators.outlier.statistics import (
     check_offers,
     default_statistic,
     measure,
+    needs_classes,
 )
 from skebm.estimators.outlier.thresholds import (
     DEFAULT_LEVEL,
@@ -158,7 +159,8 @@ class EnergyOutlierDetector(
         ``"score_norm"`` is minus the Euclidean norm of the score, grad log p, in the input units of
         the last step of a pipeline, for estimators with a ``score_function``, Gaussian mixtures and
         Gaussian kernel densities; ``"max_proba"`` is the probability of the most likely class
-        (`fit` then takes the classes as `y`). A callable is a function ``(fitted estimator, X) ->
+        and ``"logit_energy"`` how large the logits of a classifier are (:class:`LogitEnergy`);
+        `fit` then takes the classes as `y`. A callable is a function ``(fitted estimator, X) ->
         (n_samples,)``.
     contamination : float in (0, 0.5] or "auto", default="auto"
         Fraction of normal rows that `predict` classifies as outliers: of the training rows with
@@ -344,7 +346,7 @@ class EnergyOutlierDetector(
         # Pipelines do not pass all tags of their first step on.
         first = inner if self.estimator is not None else get_tags(estimator[0])
         tags.input_tags = deepcopy(first.input_tags)
-        tags.target_tags.required = inner.target_tags.required
+        tags.target_tags.required = needs_classes(estimator)
         return tags
 
     # ---------------------------------------------------------------- fitting
@@ -461,7 +463,7 @@ class EnergyOutlierDetector(
         """Fitted estimators, and for each the rows with which new rows are compared."""
         estimator = self._estimator()
         check_offers(self._statistic(), estimator)
-        if not get_tags(estimator).target_tags.required:
+        if not needs_classes(estimator):
             y = None
         elif y is None:
             raise ValueError(

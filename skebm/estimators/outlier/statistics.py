@@ -8,8 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from sklearn.base import is_classifier
+from sklearn.utils import get_tags
 
 from skebm._validation import as_numbers, n_rows
+from skebm.estimators.outlier.logits import LogitEnergy, check_has_logits
 from skebm.estimators.outlier.surprise import RowSurprise
 from skebm.estimators.queries.densities import last_step, relative_log_density, score_function
 from skebm.training.streams import map_blocks, some_rows
@@ -44,6 +47,7 @@ STATISTICS: dict[str, Callable[[Any, Any], np.ndarray]] = {
     "log_density": relative_log_density,
     "score_norm": negative_score_norm,
     "max_proba": max_proba,
+    "logit_energy": LogitEnergy(),
     "surprise": negative_surprise,
 }
 
@@ -60,6 +64,11 @@ NEEDED = {
         "a classifier that gives probabilities; for a density use statistic='log_density'",
     ),
 }
+
+
+def needs_classes(estimator: Any) -> bool:
+    """Whether an estimator is fitted to targets; pipelines and searches do not say it by a tag."""
+    return bool(get_tags(estimator).target_tags.required) or is_classifier(estimator)
 
 
 def check_offers(statistic: Any, estimator: Any) -> None:
@@ -87,6 +96,8 @@ def check_offers(statistic: Any, estimator: Any) -> None:
             f"statistic='surprise' needs RowSurprise, not {type(last).__name__}: pass "
             "estimator=RowSurprise(density), or statistic='log_density'."
         )
+    if statistic == "logit_energy" or isinstance(statistic, LogitEnergy):
+        check_has_logits(estimator)
     method, whom = NEEDED.get(statistic, ("", "")) if isinstance(statistic, str) else ("", "")
     if method and not hasattr(estimator, method):
         raise TypeError(
