@@ -322,6 +322,8 @@ class BaseEBM(DocLinkMixin, SourceMixin, TasksMixin, BaseEstimator, abc.ABC):
     _configs: ClassVar[dict[str, Callable[[Any, set[str]], Any]]] = {}
     # Whether training reads rows of a memory map as it needs them; other estimators read it whole.
     _reads_files: ClassVar[bool] = False
+    # Whether training may keep models that lead from the base to the last one.
+    _keeps_trajectory: ClassVar[bool] = False
     _has_tasks = True
 
     net_: EnergyNet
@@ -497,6 +499,12 @@ class BaseEBM(DocLinkMixin, SourceMixin, TasksMixin, BaseEstimator, abc.ABC):
         self, rows: Rows, table: Table, before: EnergyNet | None, *, streaming: bool
     ) -> tuple[EnergyNet, Rows]:
         """New net, initialised from `before` or from the data, and the rows to train it on."""
+        asked = getattr(vars(self).get("optimizer"), "trajectory", None)
+        if asked is not None and not self._keeps_trajectory:
+            raise ValueError(
+                f"{type(self).__name__} keeps no models along training, as RBMEstimator does: "
+                "pass an optimizer with trajectory=None."
+            )
         # A fit that goes on holds out the same rows as the one before.
         seed = draw_seed(self.random_state_) if before is None else before.seed_
         generator = torch.Generator(rows.device).manual_seed(seed)
@@ -506,11 +514,6 @@ class BaseEBM(DocLinkMixin, SourceMixin, TasksMixin, BaseEstimator, abc.ABC):
             train, validation = _hold_out(rows, fraction, generator)
         # What is fitted before training, or chosen, is by a sample of the rows of a file.
         recipe = self._design(train.subsample(seed), table, before, streaming=streaming)
-        if recipe.plan.trajectory is not None and not recipe.family.keeps_trajectory:
-            raise ValueError(
-                f"{type(self).__name__} keeps no models along training, as RBMEstimator does: "
-                "pass an optimizer with trajectory=None."
-            )
         warn_without_effect(recipe.without_effect(non_default_parameters(self)))
         if streaming and before is None and recipe.family.has_guard(recipe):
             warn_of_stream()

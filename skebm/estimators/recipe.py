@@ -165,8 +165,6 @@ class Family(abc.ABC):
     needs_validation_rows: ClassVar[bool] = False
     # Whether the estimator itself checks that a base stays, and takes its name for "auto".
     checks_base: ClassVar[bool] = True
-    # Whether training may keep models that lead from the base to the last one.
-    keeps_trajectory: ClassVar[bool] = False
 
     @property
     def reference(self) -> str:

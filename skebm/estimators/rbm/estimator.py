@@ -368,6 +368,7 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
 
     _reads_files = True
     _is_in_fit_transform = False
+    _keeps_trajectory = True
     _parameter_constraints: dict = DENSITY_CONSTRAINTS | {
         "n_components": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
         "hidden": [StrOptions({"binary"}), HiddenLayer],

@@ -225,8 +225,6 @@ class RBMFamily(Family, JointModel):
     streaming: bool
     aim: str
 
-    keeps_trajectory = True
-
     @property
     def n_hidden(self) -> int:
         """Number of hidden units, as `n_components` counts them."""
