@@ -112,7 +112,7 @@ def fit_first_layer(estimator: Any, n_units: int, table: Table, rows: Rows) -> F
         guard_seed = seed if recipe.guard_seed is None else recipe.guard_seed
         net.completion_ = functools.partial(recipe.family.complete, recipe)
         net.partial_fit(train)
-        recipe = recipe.after_training(net, train)
+        recipe = recipe.after_training(net, rows)
     some = torch.arange(min(N_FIRST, len(train)), device=train.device)
     generator = torch.Generator(rows.device).manual_seed(net.seed_)
     return FirstLayer(recipe, net, train.take(some), draws_of(net, generator), guard_seed)

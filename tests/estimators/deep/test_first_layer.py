@@ -170,16 +170,25 @@ def test_upper_layers_gain_what_a_small_first_layer_leaves(monkeypatch):
     assert gain.mean() > 0.2 + 3 * gain.std() / np.sqrt(len(gain))
 
 
+@pytest.mark.parametrize("kind", ["given", only_full("chosen"), only_full("overfits")])
 @pytest.mark.parametrize("seed", [0, only_full(1)])
-def test_the_first_layer_is_the_rbm_of_the_same_seed(monkeypatch, seed):
-    kept = []
+def test_the_first_layer_is_the_rbm_of_the_same_seed(monkeypatch, kind, seed):
+    """Where trials choose the base, and where the model is that of the trial, as well."""
+    kept, X, n = [], rows(), 3
     caught_first_layer(monkeypatch, kept)
-    params = {"learning_rate": 0.05, "base": "independent", "random_state": seed, "n_iter": 5}
+    params = {"random_state": seed, "learning_rate": 0.05, "base": "independent", "n_iter": 5}
+    if kind != "given":
+        monkeypatch.setattr("skebm.estimators.rbm.family.ENOUGH_TIME", 0)
+        params = {"random_state": seed}
+        X = (load_digits().data[: 400 if kind == "overfits" else 1000, ::2] >= 8).astype(float)
+        n = 64 if kind == "overfits" else 8
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        DeepBoltzmannMachine((3, 2), **params).fit(rows())
-        rbm = RBMEstimator(3, **params).fit(rows())
-    assert_array_equal(kept[0].net.module_.energy.weight.detach(), rbm.components_)
+        DeepBoltzmannMachine((n, 2), **params).fit(X)
+        rbm = RBMEstimator(n, **params).fit(X)
+    first = kept[0]
+    assert first.recipe.base_name == rbm._recipe.base_name
+    assert_array_equal(first.net.module_.energy.weight.detach(), rbm.components_)
 
 
 @pytest.mark.parametrize("learning", [{}, {"learning_rate": 0.05}, only_full({"n_iter": 3})])
