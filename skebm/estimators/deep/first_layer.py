@@ -41,8 +41,8 @@ N_FIRST = 1000
 N_DRAWS, N_STEPS = 500, 100
 # Terms up to which log Z of the first layer is summed, of which all are held at a time.
 MOST_STATES = 3e7
-# Temperatures from the first layer to the machine.
-N_BETAS = 30
+# Temperatures from the first layer to the machine, and draws of it from which chains may go on.
+N_BETAS, N_KEPT = 30, 100
 # Settings of an RBM that a deep machine has, too.
 SHARED = (
     "learning_rate",
@@ -102,10 +102,9 @@ def fit_first_layer(estimator: Any, n_units: int, table: Table, rows: Rows) -> F
     given["net_params"] = {k: v for k, v in net_params if not k.startswith("callbacks")} or None
     rbm = RBMEstimator(n_units, partition=None, **given)
     seed = draw_seed(estimator.random_state_)
-    # An RBM of the same number is the same.
-    given_seed = estimator.random_state
-    own = isinstance(given_seed, Integral)
-    rbm.random_state_ = check_random_state(given_seed if own else seed)
+    # With a number as the seed it is the RBM that `RBMEstimator` makes of that number.
+    is_number = isinstance(estimator.random_state, Integral)
+    rbm.random_state_ = check_random_state(estimator.random_state if is_number else seed)
     with collect_warnings():  # of a start, which is trained further
         net, train = rbm._start(rows, table, None, streaming=False)
         recipe = rbm._recipe
@@ -241,7 +240,8 @@ def annealed_from(
     if not bool(log_weight.isfinite().all()):
         return WeightSummary(math.inf, 0.0, math.nan), x
     share = log_weight.softmax(0)
-    place = torch.multinomial(share, min(len(x), 100), replacement=True, generator=generator)
+    n_kept = min(len(x), N_KEPT)
+    place = torch.multinomial(share, n_kept, replacement=True, generator=generator)
     return summarise(log_weight), x[place]
 
 
