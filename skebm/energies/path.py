@@ -134,9 +134,9 @@ class AnnealingPath(abc.ABC):
     def at(self, beta: float) -> Energy:
         """The bridge distribution at `beta`, as an energy."""
 
-    @abc.abstractmethod
     def log_ratio(self, x: Tensor, old: float, new: float) -> Tensor:
         """log of the unnormalised marginal at `new` over that at `old`, (n,) in float64."""
+        return (self.at(old)(x) - self.at(new)(x)).double()
 
     def hidden_layer(self, x: Tensor, beta: float, generator: torch.Generator) -> Tensor | None:
         """A hidden layer drawn given x at `beta`; None unless :meth:`log_ratio` was given x."""
@@ -183,7 +183,7 @@ class BipartitePath(AnnealingPath):
             after, before = (self.energy.log_sum(beta * field, beta) for beta in (new, old))
             return ((new - old) * linear + after - before).double()
         if not isinstance(self.energy, BernoulliRBM):
-            return (self.at(old)(x) - self.at(new)(x)).double()
+            return super().log_ratio(x, old, new)
         _, unary, _ = self.energy.tensors
         if not self.corrects:
             unary = unary - self.base.logits
@@ -225,9 +225,6 @@ class WiderPath(AnnealingPath):
     def at(self, beta: float) -> BipartiteEnergy:
         return self._annealed(beta)
 
-    def log_ratio(self, x: Tensor, old: float, new: float) -> Tensor:
-        return (self.at(old)(x) - self.at(new)(x)).double()
-
 
 class SinceFirstLayer(AnnealingPath):
     r"""From the first layer of a deep machine to the machine, linear in the parameters.
@@ -249,9 +246,6 @@ class SinceFirstLayer(AnnealingPath):
 
     def at(self, beta: float) -> BipartiteEnergy:
         return self._between(beta)
-
-    def log_ratio(self, x: Tensor, old: float, new: float) -> Tensor:
-        return (self.at(old)(x) - self.at(new)(x)).double()
 
 
 class FirstLayerPath(AnnealingPath):
@@ -357,7 +351,7 @@ class TrajectoryPath(AnnealingPath):
             return self.first.log_ratio(x, hot, colder)
         before, after = self.at(old), self.at(new)
         if not (isinstance(after, BernoulliRBM) and isinstance(before, BernoulliRBM)):
-            return (before(x) - after(x)).double()
+            return super().log_ratio(x, old, new)
         field = after.hidden_field(x)
         self._cache = x, new, field
         _, unary, _ = (b - a for a, b in zip(before.tensors, after.tensors, strict=True))

@@ -348,6 +348,17 @@ MORE = (
 NO_LOWER = "no lower bound: the weights do not show a mode that all draws of the model have missed"
 
 
+def systematic_draws(weight: Tensor, generator: torch.Generator) -> Tensor:
+    """Places (m, n) drawn by each row of weights (m, n) that sum to 1, in increasing order.
+
+    A number is drawn from each of n equal parts of [0, 1], at the same place in all of them.
+    """
+    m, n = weight.shape
+    like: dict[str, Any] = {"dtype": weight.dtype, "device": weight.device}
+    start = torch.rand(m, 1, generator=generator, **like)
+    return draw_index(weight, (torch.arange(n, **like) + start) / n)
+
+
 class ResamplingSteps(AnnealingSteps):
     """Steps of chains in populations, each of which is resampled where its weights are uneven.
 
@@ -379,15 +390,13 @@ class ResamplingSteps(AnnealingSteps):
         uneven = 1 / weight.square().sum(1) < LEAST_EVEN * size
         if not bool(uneven.any()):
             return self.steps.step(state, beta)
-        # Rows in the order of the numbers that draw them: one for each equal part of the weights.
-        start = torch.rand(m, 1, generator=self.generator, dtype=weight.dtype, device=weight.device)
-        u = (torch.arange(size, dtype=weight.dtype, device=weight.device) + start) / size
-        index = torch.where(uneven[:, None], draw_index(weight, u), torch.arange(size).to(u.device))
+        place = torch.arange(size, device=weight.device)
+        index = torch.where(uneven[:, None], systematic_draws(weight, self.generator), place)
         mean = torch.logsumexp(self.log_weight, 1, keepdim=True) - math.log(size)
         even = torch.where(uneven[:, None], mean, self.log_weight)
         self.change = (even - self.log_weight).flatten()
         self.log_weight = even
-        first = torch.arange(m, device=u.device)[:, None] * size
+        first = torch.arange(m, device=weight.device)[:, None] * size
         return self.steps.step(state[(first + index).flatten()], beta)
 
 

@@ -22,10 +22,15 @@ from skebm.base import (
 from skebm.base.processes import Notice, repeat
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
-from skebm.distributions._fitting import draw_index
 from skebm.energies import TrajectoryEnergy, annealing_path
 from skebm.energies.rbm.trajectory import between, with_weights
-from skebm.partition.annealed import AnnealingPlan, Deadline, annealing_plan, within_seconds
+from skebm.partition.annealed import (
+    AnnealingPlan,
+    Deadline,
+    annealing_plan,
+    systematic_draws,
+    within_seconds,
+)
 from skebm.partition.bracket import UNNAMED, Runs
 from skebm.partition.checks import MonteCarloEstimator, rows_of
 from skebm.samplers import Gibbs
@@ -70,9 +75,8 @@ class Draws(NamedTuple):
         n, weight = len(self.x), self.weight
         if 1 / float(weight.square().sum()) >= LEAST_ESS * n:
             return self
-        start = torch.rand((), generator=generator, dtype=weight.dtype, device=weight.device)
-        u = (torch.arange(n, dtype=weight.dtype, device=weight.device) + start) / n
-        return Draws(self.x[draw_index(weight, u)], torch.zeros_like(weight), self.log_z)
+        index = systematic_draws(weight[None], generator)[0]
+        return Draws(self.x[index], torch.zeros_like(weight), self.log_z)
 
 
 class KeptModel(NamedTuple):
