@@ -1,4 +1,4 @@
-"""Displays of fitted models, detectors, chains and estimates of log Z.
+"""Displays of fitted models, detectors, chains and estimates of log Z, and reports of models.
 
 matplotlib is imported when something is drawn.
 """
@@ -16,6 +16,7 @@ from skebm.inspection.energy import EnergyDisplay
 from skebm.inspection.explanations import ExplanationDisplay
 from skebm.inspection.partition import PartitionDisplay
 from skebm.inspection.queries import ConditionalDisplay, PartialDisplay
+from skebm.inspection.reports.report import Report, report
 from skebm.inspection.sequences import PianoRollDisplay, TrajectoryDisplay
 from skebm.inspection.training import TrainingDisplay
 
@@ -32,8 +33,10 @@ __all__ = [
     "PartitionDisplay",
     "PianoRollDisplay",
     "RBMDisplay",
+    "Report",
     "TrainingDisplay",
     "TrajectoryDisplay",
+    "report",
 ]
 
 enter_all(sys.modules[__name__])
