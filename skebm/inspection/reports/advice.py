@@ -65,7 +65,7 @@ class Recommendation(NamedTuple):
 def recommendations(subject: Subject, facts: dict[str, Any]) -> list[Recommendation]:
     """What to change, given what the other sections found."""
     found: list[Recommendation] = []
-    for rule in (_of_likelihood, _of_training, _of_draws, _of_log_z, _of_detector):
+    for rule in (_of_detector, _of_likelihood, _of_training, _of_draws, _of_log_z):
         for one in rule(subject, facts):
             if all(not set(one.change) & set(other.change) for other in found) and (
                 one.change or all(other.change for other in found)
@@ -114,6 +114,9 @@ def _of_training(subject: Subject, facts: dict[str, Any]) -> Iterator[Recommenda
     """A training that ended early."""
     found = training(subject.final)
     changed = _changed(subject)
+    if found is not None and found.n_restarts and "learning_rate" in changed:
+        why = f"Training diverged and was rolled back {found.n_restarts} times."
+        yield _reset(subject, "learning_rate", why)
     if found is None or not isinstance(changed.get("n_iter"), int):
         return
     rise = gain_of_last_epochs(subject.final)

@@ -16,7 +16,7 @@ FEW_VALUES = 5
 
 
 class SharedColumn(NamedTuple):
-    """A column of several tables: numbers, or codes of its `levels`; nan where missing.
+    """A column of several tables: numbers, or codes of its `levels`; nan where not finite.
 
     Attributes
     ----------
@@ -125,6 +125,7 @@ def filled(columns: Sequence[np.ndarray], scale: Sequence[float]) -> np.ndarray:
 def _shared(name: str, parts: list[np.ndarray]) -> SharedColumn:
     if all(part.dtype.kind in "iufb" for part in parts):
         parts = [part.astype(float) for part in parts]
+        parts = [np.where(np.isinf(part), np.nan, part) for part in parts]
         values = np.unique(known(np.concatenate(parts)))
         if len(values) > FEW_VALUES:
             return _column(name, parts, None)

@@ -229,7 +229,7 @@ def model_rows(final: Any, X: Any) -> ModelRows:
     if is_energy_based(final) or not hasattr(final, "score_samples"):
         raise NotSaidError(f"rows of {type(final).__name__} are not those of a table")
     try:
-        numbers = np.asarray(X, dtype=float)
+        numbers = np.array(X, dtype=float)
     except (TypeError, ValueError) as error:
         raise NotSaidError("the columns are not numbers") from error
     if numbers.ndim != 2:

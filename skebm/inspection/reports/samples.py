@@ -89,7 +89,7 @@ class NearestTrainingRows(NamedTuple):
     share_of_draws: float
 
 
-def copies(columns: list[SharedColumn]) -> NearestTrainingRows:
+def nearest_training_rows(columns: list[SharedColumn]) -> NearestTrainingRows:
     """Whether draws copy training rows: distances of draws and of test rows to the nearest one."""
     scale = [
         1.0 if one.levels is not None else float(np.std(known(one.train))) or 1.0 for one in columns
@@ -125,7 +125,7 @@ def samples_section(subject: Subject) -> Section | None:
     if 1 < len(pairs) <= MOST_COLUMNS:
         _say_of_pairs(section, pairs)
     if has_train and len(pairs) <= MOST_COLUMNS:
-        _say_of_copies(section, copies(pairs))
+        _say_of_copies(section, nearest_training_rows(pairs))
     return section
 
 

@@ -88,7 +88,9 @@ class Subject:
     @property
     def is_detector(self) -> bool:
         """Whether the model itself calls rows anomalies, by a threshold that it was fitted for."""
-        return bool(is_outlier_detector(self.model)) and not self.has_density
+        outer = last_step(self.model, into_detectors=False)[1]
+        holds_density = outer is not self.final
+        return bool(is_outlier_detector(outer)) and (holds_density or not self.has_density)
 
     @property
     def has_density(self) -> bool:
@@ -142,8 +144,12 @@ class Subject:
 
     def _draw(self, n: int) -> Any:
         if "random_state" in inspect.signature(self.final.sample).parameters:
-            return ask(self.final.sample, n, random_state=self.seed)
-        return ask(draw_rows, self.final, n, np.random.RandomState(self.seed))
+            found = ask(self.final.sample, n, random_state=self.seed)
+        else:
+            found = ask(draw_rows, self.final, n, np.random.RandomState(self.seed))
+        like = self.rows()[0]
+        named = hasattr(like, "iloc") and isinstance(found, np.ndarray)
+        return type(like)(found, columns=like.columns) if named else found
 
     def _some(self, name: str, X: Any, most: int, seed: int) -> Any:
         """At most so many rows at random, in their order."""
