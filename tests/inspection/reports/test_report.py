@@ -216,7 +216,7 @@ def test_labels_that_do_not_fit(density):
 HOSTILE = {
     "one row": TEST[:1],
     "zeros": TEST * 0,
-    "holes": TEST.mask(TEST > TEST.median()),
+    "holes": TEST.mask(TEST.median() < TEST),
     "far": TEST * 1e6,
     "objects": TEST.astype(object),
     "a list": TEST.to_numpy().tolist(),
