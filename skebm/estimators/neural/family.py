@@ -210,6 +210,14 @@ class Rule(abc.ABC):
         """Sampler of the trained model: a copy of that of training, with its final step size."""
         return clone(self.sampler)
 
+    def default_sampler(self, domain: Domain) -> Sampler:
+        """What samples are drawn with unless a sampler is named."""
+        return default_chain_sampler(domain)
+
+    def has_default_sampler(self, domain: Domain) -> bool:
+        """Whether the sampler is the default one, by name or because none was named."""
+        return repr(self.sampler) == repr(self.default_sampler(domain))
+
     def annealing_sampler(self, net: EnergyNet, domain: Domain) -> Sampler:
         """Sampler for annealed importance sampling."""
         return self.final_sampler(net)

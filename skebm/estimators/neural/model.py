@@ -125,7 +125,8 @@ class NeuralMixin(ModelQueriesMixin, PartitionMixin):
         if known is None:
             known = torch.as_tensor(self._reference)
         proposal = rule.proposal(self.energy_, net)
-        return Chains(rule.final_sampler(net), proposal, known)
+        is_default = rule.has_default_sampler(self._recipe.table.domain)
+        return Chains(rule.final_sampler(net), proposal, known, is_default=is_default)
 
     # ---------------------------------------------------------------- denoising
 

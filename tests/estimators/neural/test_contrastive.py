@@ -1145,7 +1145,7 @@ def test_a_base_that_is_far_away_is_no_place_to_start():
     with torch.no_grad():
         model.net_.module_.energy.network.last.fill_(100.0)
     found = starts(model.energy_, model._chains(), 64, torch.Generator().manual_seed(0))
-    assert len(torch.unique(found, dim=0)) > 20
+    assert len(torch.unique(found.x, dim=0)) > 20
 
 
 @pytest.mark.parametrize("kind", [ContrastiveDivergenceDensity, JEMClassifier])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from skebm._validation import HasMethods, Interval, StrOptions, draw_seed
-from skebm.base import PartitionEstimator, Sampler
+from skebm.base import Domain, PartitionEstimator, Sampler
 from skebm.base.processes import progress_bar
 from skebm.distributions import Distribution
 from skebm.distributions.classes.latent import entries_by_kind
@@ -80,6 +80,10 @@ class BoostingRule(Rule):
     def objective(self, energy: NeuralEnergy, sigma: Tensor | None) -> NoiseContrastive:
         base: Any = energy.base
         return NoiseContrastive(energy, base)
+
+    def has_default_sampler(self, domain: Domain) -> bool:
+        """No sampler can be named."""
+        return True
 
     def final_sampler(self, net: EnergyNet) -> Sampler:
         """Proposals of the base, from which energies of other rows are sampled too.

@@ -12,7 +12,7 @@ from sklearn.base import BaseEstimator, clone
 from torch import Tensor
 
 from skebm._validation import Interval, StrOptions, as_numbers, draw_seed
-from skebm.base import Sampler
+from skebm.base import Domain, Sampler
 from skebm.distributions import Distribution
 from skebm.energies import NeuralEnergy
 from skebm.estimators.neural.family import Rule, hmc_of
@@ -34,7 +34,6 @@ from skebm.objectives import (
 )
 from skebm.objectives.log_partition import LogPartitionMonitor
 from skebm.objectives.score_matching import Rowwise
-from skebm.samplers import HMC
 from skebm.training.rows import Rows
 
 
@@ -96,6 +95,9 @@ class MatchingRule(Rule):
     @property
     def knows_noise(self) -> bool:  # type: ignore[override]
         return self.name in ("denoising", "multiscale")
+
+    def default_sampler(self, domain: Domain) -> Sampler:
+        return hmc_of(None, set())
 
     def objective(self, energy: NeuralEnergy, sigma: Tensor | None) -> Rowwise:
         found = self._matching(energy, sigma)
@@ -197,9 +199,7 @@ class ScoreMatching(NeuralObjective):
             check_objective_stays(start.rule.name, name)
             levels, leaves_out = start.rule.levels, False
         sliced = clone(self.form) if isinstance(self.form, Sliced) else Sliced()
-        sampler = HMC(n_leapfrog=5, adapt=True, scale="auto")
-        if model.sampler is not None:
-            sampler = clone(model.sampler)
+        sampler = hmc_of(None, set()) if model.sampler is None else clone(model.sampler)
         return MatchingRule(sampler, name, sliced, leaves_out, levels)
 
 
