@@ -231,9 +231,10 @@ def load(file: str | os.PathLike[str] | bytes | BinaryIO) -> Any:
     """Load a model that ``skops.io.dump`` has stored, also one from people you do not trust.
 
     Before anything is made of the file, all that is in it is checked: classes of
-    :func:`trusted_types`, estimators of scikit-learn that skops trusts, arrays of numbers and text,
-    and plain values are accepted; functions, methods, classes of other packages and
-    caches of pipelines (``memory=``) are not. So no code of the file is executed, and a loaded
+    :func:`trusted_types`, estimators of scikit-learn that skops trusts, searches and the scores of
+    skebm and scikit-learn, arrays of numbers and text, and plain values are accepted; other
+    functions, methods, trees of scikit-learn, classes of other packages and caches of pipelines
+    (``memory=``) are not. So no code of the file is executed, and a loaded
     model holds no path. A hostile model may still be a bad one, or of a size that makes it slow.
 
     Parameters

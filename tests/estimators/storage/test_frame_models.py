@@ -1,4 +1,4 @@
-"""Every estimator, fitted to a frame, is stored by skops and loaded with the same answers, bit for bit.
+"""Every estimator, fitted to a frame, is stored by skops and gives the same answers, bit for bit.
 
 The frame has text, categories, dates, booleans and missing entries; an estimator is fitted to the
 columns of it that it takes.
@@ -137,8 +137,15 @@ CASES = {
     "TractableDensity": (TractableDensity(random_state=0), MIXED),
     "Windows": (Windows(3), SERIES),
     "pipeline": (ENCODED, ANY),
-    "pipeline of a classifier": (make_pipeline(TableEncoder(), RBM, LogisticRegression()), ANY, LABELS),
-    "pipeline of windows": (make_pipeline(Windows(3), EnergyOutlierDetector(random_state=0)), SERIES),
+    "pipeline of a classifier": (
+        make_pipeline(TableEncoder(), RBM, LogisticRegression()),
+        ANY,
+        LABELS,
+    ),
+    "pipeline of windows": (
+        make_pipeline(Windows(3), EnergyOutlierDetector(random_state=0)),
+        SERIES,
+    ),
     "conformal": (EnergyOutlierDetector(method="conformal", random_state=0), ANY),
     "cross-conformal": (EnergyOutlierDetector(GAUSSIAN, method="cross-conformal", cv=2), NUMBERS),
     "trimmed": (EnergyOutlierDetector(trim="auto", random_state=0), ANY),
@@ -154,7 +161,9 @@ CASES = {
         NUMBERS,
     ),
     "search by a name": (
-        GridSearchCV(DensityClassifier(GAUSSIAN), {"random_state": [0, 1]}, scoring="roc_auc", cv=2),
+        GridSearchCV(
+            DensityClassifier(GAUSSIAN), {"random_state": [0, 1]}, scoring="roc_auc", cv=2
+        ),
         NUMBERS,
         LABELS,
     ),
@@ -226,7 +235,9 @@ def test_a_model_of_a_frame_is_loaded_with_the_same_answers(name):
     assert_the_same(answers(model, *rows), answers(again, *rows))
 
 
-@pytest.mark.parametrize("rows", [ANY, ANY.iloc[:, :2].fillna(0.0).to_numpy()], ids=["frame", "array"])
+@pytest.mark.parametrize(
+    "rows", [ANY, ANY.iloc[:, :2].fillna(0.0).to_numpy()], ids=["frame", "array"]
+)
 @pytest.mark.parametrize("settings", [{}, {"level": None, "run_length": 100}, {"window": 60}])
 def test_a_monitor_is_loaded_with_its_stream(rows, settings):
     with warnings.catch_warnings():
