@@ -267,7 +267,7 @@ def load(file: str | os.PathLike[str] | bytes | BinaryIO) -> Any:
     try:
         import skops.io as skops_io
     except ImportError as error:
-        raise ImportError("skebm.load needs skops: pip install 'skops>=0.13'.") from error
+        raise ImportError('skebm.load needs skops: pip install "skebm[share]".') from error
     name, data = _read_bytes(file)
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
