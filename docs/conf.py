@@ -44,6 +44,7 @@ page_outputs = [
     "guide/scale_out",
     "guide/searches",
     "guide/tables",
+    "guide/tracking",
     "guide/training",
     "guide/tutorial",
     "models/boltzmann",
