@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from sklearn.base import is_outlier_detector
 from sklearn.neighbors import LocalOutlierFactor, NearestNeighbors
-from sklearn.pipeline import make_pipeline
+from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from skebm.estimators.outlier.columns import Column
@@ -23,11 +23,17 @@ from skebm.estimators.tables.encoding import TableEncoder
 
 def default_members() -> list[tuple[str, Any]]:
     """Three views of a frame with any columns: surprise, clusters and neighbours."""
-    neighbours = StorableNeighbours(novelty=True)
+    neighbours = Pipeline(
+        [
+            ("tableencoder", TableEncoder()),
+            ("standardscaler", StandardScaler()),
+            ("localoutlierfactor", StorableNeighbours(novelty=True)),
+        ]
+    )
     return [
         ("surprise", default_estimator()),
         ("mixture", make_pipeline(TableEncoder(), TractableDensity("mixture"))),
-        ("neighbours", make_pipeline(TableEncoder(), StandardScaler(), neighbours)),
+        ("neighbours", neighbours),
     ]
 
 
