@@ -1,6 +1,7 @@
 """Build the documentation: `make docs`."""
 
 import sys
+import tomllib
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -11,6 +12,9 @@ sys.path.insert(
     0, str(Path(__file__).parents[1])
 )  # the gallery's scraper is in tools
 
+about = tomllib.loads(
+    (Path(__file__).parents[1] / "pyproject.toml").read_text()
+)["project"]
 project = "skebm"
 author = "the skebm developers"
 copyright = f"2026, {author}"
@@ -44,6 +48,7 @@ page_outputs = [
     "guide/scale_out",
     "guide/searches",
     "guide/tables",
+    "guide/tracking",
     "guide/training",
     "guide/tutorial",
     "models/boltzmann",
@@ -63,7 +68,7 @@ html_context = {
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_theme_options = {
-    "github_url": "https://github.com/skebm/skebm",
+    "github_url": about["urls"]["Source"],
     "header_links_before_dropdown": 5,
     "navigation_with_keys": False,
     "show_toc_level": 2,

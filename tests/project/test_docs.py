@@ -34,24 +34,11 @@ LIST = GUIDE.partition(":caption: By question")[2].partition("```")[0]
 QUESTIONS = re.findall(r"^(\w+)$", LIST, re.M)
 # Of the processor; most of them take a tenth of this.
 SECONDS_OF_A_BLOCK = 20
-# Where the files are that absolute addresses name.
-PICTURES = "https://raw.githubusercontent.com/skebm/skebm/main/"
-FILES = "https://github.com/skebm/skebm/blob/main/"
-SITE = "https://skebm.readthedocs.io/en/latest/"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_pages_are_finished(page):
-    """And the files that they name exist: pictures, other pages, files of the repository."""
-    text = page.read_text()
-    assert not re.search(r"@@|TODO|FIXME", text)
-    text = re.sub(r"^```.*?^```|`[^`\n]*`", "", text, flags=re.M | re.S)
-    for address in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
-        inside = re.sub(f"^({re.escape(PICTURES)}|{re.escape(FILES)})", "", address)
-        if "://" in inside or "gallery/" in inside:  # the gallery is there once it is built
-            continue
-        base = page.parent if inside == address else ROOT
-        assert (base / inside).is_file(), address
+    assert not re.search(r"@@|TODO|FIXME", page.read_text())
 
 
 def blocks(page):
@@ -97,12 +84,10 @@ def test_the_programs_of_the_guide_run_when_it_is_built():
     assert all(blocks(DOCS / f"{page}.md") for page in pages)
 
 
-def test_addresses_of_the_readme_are_absolute_and_name_pages_that_exist():
-    text = README.read_text()
-    for address in re.findall(r"\]\(([^)]+)\)", text):
+def test_addresses_of_the_readme_are_absolute():
+    """As PyPI shows it, too; tests/project/test_links.py looks them up."""
+    for address in re.findall(r"\]\(([^)]+)\)", README.read_text()):
         assert address.startswith("https://")
-    for name in re.findall(re.escape(SITE) + r"([\w/]+)\.html", text):
-        assert name.startswith("gallery/") or list(DOCS.glob(f"{name}.*"))
 
 
 def documented_defaults():

@@ -8,6 +8,7 @@ and of kinds of nodes before skops sees it, and nothing is constructed unless al
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib
 import inspect
 import io
@@ -24,6 +25,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.lib import format as npy
 from sklearn.base import BaseEstimator
+from sklearn.metrics import get_scorer, get_scorer_names
 
 PARTS = ("base", "distributions", "energies", "estimators", "partition", "samplers", "training")
 # Classes by which the parts of a model are recognised; what derives from them is trusted.
@@ -58,6 +60,11 @@ VALUES = (
     "skebm.estimators.outlier.columns.Column",
     "skebm.estimators.outlier.ensembles.ranks.RankCalibration",
     "skebm.estimators.outlier.ensembles.ranks.ScoreTail",
+    "skebm.estimators.outlier.streams.drift.PlainColumns",
+    "skebm.estimators.outlier.streams.evidence.Evidence",
+    "skebm.estimators.outlier.streams.monitor.StreamMonitor",
+    "skebm.estimators.outlier.streams.monitor._State",
+    "skebm.estimators.outlier.streams.ranks.SortedScores",
     "skebm.estimators.outlier.surprise.Event",
     "skebm.estimators.outlier.surprise.NearestRow",
     "skebm.estimators.outlier.surprise.RankTail",
@@ -71,6 +78,7 @@ VALUES = (
     "skebm.estimators.sequences.series.stamps.Grid",
     "skebm.estimators.tables.bases.Bases",
     "skebm.estimators.tables.columns.Coding",
+    "skebm.estimators.tables.encoding.dates.Times",
     "skebm.estimators.tables.encoding.levels.LevelCodes",
     "skebm.estimators.tables.encoding.notes.Note",
     "skebm.estimators.tables.encoding.numbers.Deviation",
@@ -82,14 +90,45 @@ VALUES = (
     "skebm.training.plan.TrainingPlan",
     "skebm.training.resume.Resume",  # which has lost its path
 )
-# What each kind of node may construct beside classes of skebm. Functions, methods, partial
-# functions, operators and trees of scikit-learn are no part of our models.
+# What searches hold as `scoring`, beside the score functions of scikit-learn that have a name.
+SCORES = {
+    "skebm.metrics.scorers.converged_score",
+    "skebm.metrics.scorers.hyvarinen_score",
+    "skebm.metrics.scorers.log_likelihood_score",
+    "skebm.metrics.scorers.pessimistic_log_likelihood_score",
+    "skebm.metrics.scorers.pseudo_log_likelihood_score",
+}
+# Classes of scikit-learn that skops leaves to its callers, and that searches hold: how rows are
+# divided, and scores with the names of methods that they ask.
+SEARCHES = {
+    *(f"sklearn.metrics._scorer._{name}" for name in ("MultimetricScorer", "PassthroughScorer")),
+    "sklearn.metrics._scorer._Scorer",
+    *(
+        f"sklearn.model_selection._split.{name}"
+        for name in (
+            "GroupKFold",
+            "GroupShuffleSplit",
+            "KFold",
+            "LeaveOneOut",
+            "PredefinedSplit",
+            "ShuffleSplit",
+            "StratifiedGroupKFold",
+            "StratifiedKFold",
+            "StratifiedShuffleSplit",
+            "TimeSeriesSplit",
+        )
+    ),
+}
+# What each kind of node may construct beside classes of skebm and scores. Other functions, methods,
+# partial functions, operators and trees of scikit-learn are no part of our models.
 PLAIN = {
     "DictNode": {"builtins.dict", "collections.OrderedDict"},
     "ListNode": {"builtins.list"},
     "SetNode": {"builtins.set"},
     "TupleNode": {"builtins.tuple"},
     "BytesNode": {"builtins.bytes"},
+    "FunctionNode": set(),
+    "MaskedArrayNode": {"numpy.ma.MaskedArray"},
     "JsonNode": {"builtins.str"},
     "SliceNode": {"builtins.slice"},
     "TypeNode": {f"builtins.{name}" for name in ("str", "int", "float", "bool")},
@@ -103,8 +142,8 @@ PLAIN = {
     },
     "ObjectNode": set(),
 }
-# Kinds of nodes by which classes of skebm are made.
-OF_OURS = ("ObjectNode", "TupleNode")
+# Attributes that name files, and by which a loaded object would write them; None in honest files.
+NAMES_A_FILE = {"sklearn.": "memory", "skebm.training.resume.Resume": "path"}
 ARRAYS = "NdArrayNode"
 SCALARS = {
     f"numpy.{kind.__name__}" for kind in {*np.sctypeDict.values()} if not issubclass(kind, np.void)
@@ -151,6 +190,13 @@ def _names_of_trusted() -> frozenset[str]:
     return frozenset(name for name in found if _class_of(name) is not None)
 
 
+@functools.cache
+def _scores() -> frozenset[str]:
+    """Functions that are scores: none does more than to compare arrays, or to ask a model."""
+    functions = [get_scorer(name)._score_func for name in get_scorer_names()]
+    return frozenset(SCORES | {f"{one.__module__}.{one.__qualname__}" for one in functions})
+
+
 def _class_of(name: str) -> Any:
     """The class that is defined in a module under this very name; None for anything else."""
     module, _, own = name.rpartition(".")
@@ -185,9 +231,10 @@ def load(file: str | os.PathLike[str] | bytes | BinaryIO) -> Any:
     """Load a model that ``skops.io.dump`` has stored, also one from people you do not trust.
 
     Before anything is made of the file, all that is in it is checked: classes of
-    :func:`trusted_types`, estimators of scikit-learn that skops trusts, arrays of numbers and text,
-    and plain values are accepted; functions, methods, classes of other packages and
-    caches of pipelines (``memory=``) are not. So no code of the file is executed, and a loaded
+    :func:`trusted_types`, estimators of scikit-learn that skops trusts, searches and the scores of
+    skebm and scikit-learn, arrays of numbers and text, and plain values are accepted; other
+    functions, methods, trees of scikit-learn, classes of other packages and caches of pipelines
+    (``memory=``) are not. So no code of the file is executed, and a loaded
     model holds no path. A hostile model may still be a bad one, or of a size that makes it slow.
 
     Parameters
@@ -220,7 +267,7 @@ def load(file: str | os.PathLike[str] | bytes | BinaryIO) -> Any:
     try:
         import skops.io as skops_io
     except ImportError as error:
-        raise ImportError("skebm.load needs skops: pip install 'skops>=0.13'.") from error
+        raise ImportError('skebm.load needs skops: pip install "skebm[share]".') from error
     name, data = _read_bytes(file)
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -229,7 +276,8 @@ def load(file: str | os.PathLike[str] | bytes | BinaryIO) -> Any:
             refused = sorted(_untrusted_types(schema, archive))
         if not refused:
             unknown = set(skops_io.get_untrusted_types(data=data))
-            refused = sorted(unknown - _names_of_trusted() - PLAIN["ConstructorFromReduceNode"])
+            accepted = _names_of_trusted() | PLAIN["ConstructorFromReduceNode"] | _scores()
+            refused = sorted(unknown - accepted - SEARCHES)
     except DAMAGED as error:
         raise ValueError(
             f"{name} is damaged, or is not a file that skops.io.dump wrote: {error}"
@@ -277,14 +325,9 @@ def _check_members(archive: zipfile.ZipFile, size: int) -> None:
 
 def _untrusted_types(schema: Any, archive: zipfile.ZipFile) -> set[str]:
     """What the nodes of a schema would construct that is not accepted."""
-    found, n_nodes = set(), 0
-    for node in _nodes(schema):
-        n_nodes += 1
-        name = _what_is_refused(node, archive)
-        if name:
-            found.add(name)
-    if not found and _count_visits(schema, {}, 0) > n_nodes:
-        raise ValueError("its nodes refer to each other")
+    found = {name for node in _nodes(schema) if (name := _what_is_refused(node, archive))}
+    if not found:
+        _check_references(schema, {}, 0)
     return found
 
 
@@ -298,6 +341,8 @@ def _nodes(schema: Any) -> Iterator[dict[str, Any]]:
         if isinstance(tree, dict):
             if "__loader__" in tree:
                 yield tree
+            elif isinstance(tree.get("__id__"), int):
+                raise ValueError(f"a node says of what other node it is, {tree['__id__']}, alone")
             left += [(value, depth + 1) for value in tree.values()]
         elif isinstance(tree, list):
             left += [(value, depth + 1) for value in tree]
@@ -316,12 +361,29 @@ def _what_is_refused(node: dict[str, Any], archive: zipfile.ZipFile) -> str | No
         _check_keys(node)
     if loader == "BytesNode" and not str(node["file"]).endswith(".bin"):
         raise ValueError(f"bytes are in {node['file']}")
-    types = SCALARS if loader == "TypeNode" else _names_of_trusted() if loader in OF_OURS else ()
-    if name in PLAIN[loader] or name in types:
+    if loader == "FunctionNode" and "content" in node:  # of the first protocol, which names another
+        raise ValueError(f"{name} stands for {node['content']}")
+    if loader == "ObjectNode":
+        return _what_is_refused_of_object(node, name)
+    types = {"TypeNode": SCALARS, "TupleNode": _names_of_trusted(), "FunctionNode": _scores()}
+    return None if name in PLAIN[loader] or name in types.get(loader, ()) else name
+
+
+def _what_is_refused_of_object(node: dict[str, Any], name: str) -> str | None:
+    """The name of a class that is not accepted, or has an attribute that names a file."""
+    ours = name in _names_of_trusted()
+    if not ours and not name.startswith("sklearn."):  # skops knows which of these are harmless
+        return name
+    state = node.get("content")
+    if state is None:
         return None
-    if loader == "ObjectNode" and name.startswith("sklearn."):  # skops knows which are harmless
-        return f"{name} with memory=" if _has_cache(node) else None
-    return name
+    if state["__loader__"] != "DictNode":  # of which attributes could not be read
+        raise ValueError(f"the attributes of {name} are a {state['__loader__']}")
+    for start, attribute in NAMES_A_FILE.items():
+        value = state["content"].get(attribute) if name.startswith(start) else None
+        if value is not None and (value["__loader__"], value["content"]) != ("JsonNode", "null"):
+            return f"{name} with {attribute}="
+    return None
 
 
 def _check_keys(node: dict[str, Any]) -> None:
@@ -335,39 +397,48 @@ def _check_keys(node: dict[str, Any]) -> None:
         raise ValueError("keys of a dict are made by what is no type")
 
 
-def _has_cache(node: dict[str, Any]) -> bool:
-    """Whether an estimator of scikit-learn has a cache, which writes and unpickles files."""
-    attributes = (node.get("content") or {}).get("content") or {}
-    memory = attributes.get("memory") if isinstance(attributes, dict) else None
-    return memory is not None and memory != {**memory, "__loader__": "JsonNode", "content": "null"}
+def _check_references(tree: Any, known: dict[int, bytes | None], depth: int) -> bytes:
+    """A digest of a tree; `ValueError` where nodes of the same number differ.
 
-
-def _count_visits(tree: Any, known: dict[int, int | None], depth: int) -> int:
-    """Number of nodes that skops would visit, which takes a node for all of the same number.
-
-    It is that of the file, unless a node stands for one that is larger, or for one around it.
+    skops takes the first node of a number for all of them, so that another than the one which was
+    checked would be constructed in its place.
     """
     if depth > DEEPEST:
         raise ValueError("its nodes are nested too deeply")
     if isinstance(tree, list):
-        return sum(_count_visits(value, known, depth + 1) for value in tree)
+        parts = [_check_references(value, known, depth + 1) for value in tree]
+        return _digest(b"list", *parts)
     if not isinstance(tree, dict):
-        return 0
+        return _digest(json.dumps(tree).encode())
     number = tree.get("__id__") if "__loader__" in tree else None
     if number is not None:
         if not isinstance(number, int):
             raise ValueError("its nodes have no numbers")
-        if number in known:
-            size = known[number]
-            if size is None:
-                raise ValueError("a node contains itself")
-            return size
-        known[number] = None
-    size = int("__loader__" in tree)
-    size += sum(_count_visits(value, known, depth + 1) for value in tree.values())
+        if known.get(number, b"") is None:
+            raise ValueError("a node contains itself")
+        known.setdefault(number, None)
+    unlike = {"__id__", "file"}  # arrays and bytes may be stored again under another name
+    digest = _digest(
+        *(
+            part
+            for key, value in tree.items()
+            if number is None or key not in unlike
+            for part in (_digest(key.encode()), _check_references(value, known, depth + 1))
+        )
+    )
+    if number is not None and known[number] not in (None, digest):
+        raise ValueError(f"two nodes that differ have the number {number}")
     if number is not None:
-        known[number] = size
-    return size
+        known[number] = digest
+    return digest
+
+
+def _digest(*parts: bytes) -> bytes:
+    """Of parts of any length, by their lengths and their bytes."""
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(struct.pack("<q", len(part)) + part)
+    return found.digest()
 
 
 def _check_array(archive: zipfile.ZipFile, name: str) -> None:

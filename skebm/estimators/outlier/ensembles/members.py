@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import is_outlier_detector
-from sklearn.neighbors import LocalOutlierFactor
-from sklearn.pipeline import make_pipeline
+from sklearn.neighbors import LocalOutlierFactor, NearestNeighbors
+from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from skebm.estimators.outlier.columns import Column
@@ -23,12 +23,42 @@ from skebm.estimators.tables.encoding import TableEncoder
 
 def default_members() -> list[tuple[str, Any]]:
     """Three views of a frame with any columns: surprise, clusters and neighbours."""
-    neighbours = LocalOutlierFactor(novelty=True)
+    neighbours = Pipeline(
+        [
+            ("tableencoder", TableEncoder()),
+            ("standardscaler", StandardScaler()),
+            ("localoutlierfactor", StorableNeighbours(novelty=True)),
+        ]
+    )
     return [
         ("surprise", default_estimator()),
         ("mixture", make_pipeline(TableEncoder(), TractableDensity("mixture"))),
-        ("neighbours", make_pipeline(TableEncoder(), StandardScaler(), neighbours)),
+        ("neighbours", neighbours),
     ]
+
+
+class StorableNeighbours(LocalOutlierFactor):  # type: ignore[misc, unused-ignore]
+    """Local outlier factors, stored as rows without the tree over them.
+
+    The nodes of a tree are numbers of rows, which scikit-learn does not check when it reads them:
+    :func:`skebm.load` accepts none. The same rows make the same tree again.
+    """
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()
+        return {name: value for name, value in state.items() if name != "_tree"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "_fit_X" in state:
+            within = NearestNeighbors(
+                algorithm=self._fit_method,
+                leaf_size=self.leaf_size,
+                metric=self.effective_metric_,
+                p=self.p,
+                metric_params=self.effective_metric_params_,
+            )
+            self._tree = within.fit(self._fit_X)._tree
 
 
 def is_pyod_detector(estimator: Any) -> bool:

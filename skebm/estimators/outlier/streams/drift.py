@@ -93,6 +93,47 @@ class ColumnDrift:
         )
 
 
+class PlainColumns(NamedTuple):
+    """The columns of a table as arrays, which any machine can store and read.
+
+    Attributes
+    ----------
+    names : tuple of str
+    columns : tuple of ndarray of shape (n,)
+        Of numbers, or of objects with None where they are missing.
+    """
+
+    names: tuple[str, ...]
+    columns: tuple[np.ndarray, ...]
+
+    @classmethod
+    def of(cls, X: Any) -> PlainColumns:
+        """Of a frame or an array, whose columns are not copied; of such columns themselves."""
+        if isinstance(X, cls):
+            return X
+        names = column_names(X)
+        return cls(tuple(names), tuple(_plain(column_of(X, j)) for j in range(len(names))))
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return len(self.columns[0])
+
+    def last(self, n: int) -> PlainColumns:
+        """Copies of the last rows, at most n of them."""
+        start = max(self.n_rows - n, 0)
+        return self._replace(columns=tuple(column[start:].copy() for column in self.columns))
+
+
+def _plain(column: Any) -> np.ndarray:
+    values = np.asarray(column)
+    if values.dtype != object:
+        return values
+    found = np.empty(len(values), dtype=object)
+    found[:] = [value if is_present(value) else None for value in values.tolist()]
+    return found
+
+
 class ColumnTest(NamedTuple):
     """A test of one column, before p-values are adjusted for their number."""
 
@@ -106,13 +147,16 @@ class ColumnTest(NamedTuple):
 def column_drift(reference: Any, blocks: list[Any], level: float) -> ColumnDrift:
     """Compare the columns of a table with those of further rows, given as tables of these columns.
 
-    Dates and durations are numbers of days in all of them.
+    Tables are frames, arrays or :class:`PlainColumns`. Dates and durations are numbers of days in
+    all of them.
     """
     tests: list[ColumnTest] = []
-    n_reference, n_recent = len(reference), sum(map(len, blocks))
-    for j, name in enumerate(column_names(reference)):
-        old = [column_of(reference, j)]
-        tests += column_tests(name, old, [column_of(block, j) for block in blocks])
+    before, after = PlainColumns.of(reference), [PlainColumns.of(block) for block in blocks]
+    n_reference, n_recent = before.n_rows, sum(block.n_rows for block in after)
+    for name, old, *new in zip(
+        before.names, before.columns, *(block.columns for block in after), strict=True
+    ):
+        tests += column_tests(name, [old], new)
     adjusted = holm([test.p_value for test in tests])
     order = np.argsort(adjusted, kind="stable")
     tests = [tests[i] for i in order]

@@ -19,7 +19,7 @@ from skebm._validation import (
     take_rows,
 )
 from skebm.estimators.outlier.detector import EnergyOutlierDetector
-from skebm.estimators.outlier.streams.drift import ColumnDrift, column_drift
+from skebm.estimators.outlier.streams.drift import ColumnDrift, PlainColumns, column_drift
 from skebm.estimators.outlier.streams.evidence import Evidence
 from skebm.estimators.outlier.streams.ranks import SortedScores, online_p_values, rounded
 from skebm.estimators.outlier.thresholds import ConformalThreshold
@@ -66,7 +66,7 @@ class _State(NamedTuple):
     fresh: tuple[np.ndarray, ...] = ()  # scores since then
     alarm: int | None = None
     change: int | None = None
-    recent: tuple[Any, ...] = ()  # the last rows, as tables
+    recent: tuple[PlainColumns, ...] = ()  # the last rows
 
 
 class StreamMonitor:
@@ -214,11 +214,11 @@ class StreamMonitor:
         # Fits of the detector replace what it holds, and do not change it.
         self._detector = copy.copy(detector)
         self._reference, self._times = self._reference_of(reference)
-        self._random = np.random.default_rng(draw_seed(check_random_state(random_state)))
+        random = np.random.default_rng(draw_seed(check_random_state(random_state)))
         self._state = _State(
             SortedScores((np.sort(rounded(scores)),)),
             Evidence.none(renewed=level is None),
-            self._random.bit_generator.state,
+            random.bit_generator.state,
         )
 
     def __repr__(self) -> str:
@@ -226,14 +226,14 @@ class StreamMonitor:
         alarm = "no alarm" if state.alarm is None else f"alarm at row {state.alarm}"
         return f"<StreamMonitor: {state.n_rows} rows, {alarm}>"
 
-    def _reference_of(self, reference: Any) -> tuple[Any, Times | None]:
+    def _reference_of(self, reference: Any) -> tuple[PlainColumns | None, Times | None]:
         if reference is None:
             return None, None
         self._detector._check_rows(reference)
         table, times = read_times(as_table(open_table(reference)[0]))
         if n_rows(table) == 0:
             raise ValueError("reference has no rows: pass at least one, or None.")
-        return table, times
+        return PlainColumns.of(table), times
 
     # ---------------------------------------------------------------- what there is so far
 
@@ -300,9 +300,10 @@ class StreamMonitor:
             return StreamUpdate(np.empty(0), np.empty(0), np.empty(0, dtype=bool))
         (scores,) = self._detector._measure(table)
         scores = rounded(scores)
-        self._random.bit_generator.state = self._state.random
-        u = 1 - self._random.random(n)
-        state = self._state._replace(random=self._random.bit_generator.state)
+        random = np.random.default_rng()
+        random.bit_generator.state = self._state.random
+        u = 1 - random.random(n)
+        state = self._state._replace(random=random.bit_generator.state)
         found, start = [], 0
         while start < n:
             stop = n if self.window is None else start + state.begin + self.window - state.n_rows
@@ -350,14 +351,14 @@ class StreamMonitor:
             fresh=(),
         )
 
-    def _with_recent(self, table: Any) -> tuple[Any, ...]:
-        """The last rows of the stream, as tables, of which the first may be longer than needed."""
-        if self._reference is None:
+    def _with_recent(self, table: Any) -> tuple[PlainColumns, ...]:
+        """The last rows of the stream, of which the first part may be longer than needed."""
+        if self._times is None:
             return ()
-        n = n_rows(table)
-        last = table if n <= self.n_recent else take_rows(table, np.arange(n - self.n_recent, n))
-        kept = [*self._state.recent, last]
-        while sum(map(n_rows, kept[1:])) >= self.n_recent:
+        last = take_rows(table, np.arange(max(n_rows(table) - self.n_recent, 0), n_rows(table)))
+        read = PlainColumns.of(read_times(as_table(last), self._times.text)[0])
+        kept = [*self._state.recent, read.last(self.n_recent)]
+        while sum(block.n_rows for block in kept[1:]) >= self.n_recent:
             del kept[0]
         return tuple(kept)
 
@@ -393,12 +394,9 @@ class StreamMonitor:
             )
         if not self._state.recent:
             raise ValueError("There are no rows of the stream yet: call update first.")
-        assert self._times is not None
-        text = self._times.text
-        blocks = [read_times(as_table(block), text)[0] for block in self._state.recent]
-        excess = sum(map(n_rows, blocks)) - self.n_recent
-        if excess > 0:
-            blocks[0] = take_rows(blocks[0], np.arange(excess, n_rows(blocks[0])))
+        first, *blocks = self._state.recent
+        n_later = sum(block.n_rows for block in blocks)
+        blocks = [first.last(self.n_recent - n_later), *blocks]
         return column_drift(self._reference, blocks, float(level))
 
 

@@ -18,7 +18,9 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import OneClassSVM
 
 from skebm import EnergyOutlierDetector, OutlierEnsemble, TractableDensity
+from skebm.estimators.outlier.ensembles.members import StorableNeighbours
 from tests.support.checks import parametrize_with_checks
+from tests.support.storage import by_skops
 from tests.support.tiers import full
 
 
@@ -271,3 +273,15 @@ def test_wrong_rows_and_scores():
     with pytest.raises(ValueError, match="NaN"):
         ensemble.fit(bad.repeat(30, axis=0) + np.arange(90)[:, None])
     assert_array_equal(ensemble.score_samples(table(5, 1)), before)
+
+
+@pytest.mark.parametrize("n_columns", [2, 20])  # a tree, and distances to all rows
+def test_neighbours_are_stored_without_their_tree_and_score_as_before(n_columns):
+    random = np.random.default_rng(0)
+    X, new = random.normal(size=(100, n_columns)), random.normal(size=(30, n_columns))
+    neighbours = StorableNeighbours(novelty=True).fit(X)
+    expected = LocalOutlierFactor(novelty=True).fit(X).score_samples(new)
+    for again in (neighbours, pickle.loads(pickle.dumps(neighbours)), by_skops(neighbours)):
+        assert_array_equal(again.score_samples(new), expected)
+    assert "_tree" not in neighbours.__getstate__()
+    assert pickle.loads(pickle.dumps(StorableNeighbours())).n_neighbors == 20  # unfitted

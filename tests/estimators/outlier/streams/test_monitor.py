@@ -294,3 +294,14 @@ def test_drift_is_of_the_last_rows(detector):
     assert found.n_recent == 200
     assert found.moved == []
     assert len(monitor._state.recent) < 40
+
+
+def test_rows_that_the_caller_writes_over_are_kept_as_they_were(detector):
+    """Streams reuse the memory of their batches."""
+    new = rows(60, 1)
+    batch = new.copy()
+    one, other = (StreamMonitor(detector, rows(100, 3), random_state=0) for _ in range(2))
+    one.update(new)
+    other.update(batch)
+    batch[:] = 1e6
+    assert_array_equal(one.drift().p_values, other.drift().p_values)
