@@ -35,7 +35,8 @@ class Parameters:
 
     sampler : Sampler or None, default=None
         Sampler of the chains, in training and for drawing samples. None is adaptive
-        :class:`skebm.samplers.MALA` for real rows and
+        :class:`skebm.samplers.MALA` for real rows (samples are drawn by proposals of the base where
+        it is near the model) and
         :class:`~skebm.samplers.GibbsWithGradients` for discrete rows
         (:class:`~skebm.samplers.Gibbs` if the energy is pairwise). Its parameters can be searched
         over by ``sampler__<name>``; a ``sampler__step_size`` that is set while `sampler` is None is

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
-import platform
 from typing import Any
 
 import numpy as np
-import sklearn
-import torch
 from sklearn.base import is_classifier, is_outlier_detector
 
 try:
@@ -20,23 +17,14 @@ except ImportError as error:
     ) from error
 
 from skebm._validation import check_is_fitted, n_rows
-from skebm.estimators import TableEncoder
 from skebm.estimators.outlier.statistics import is_surprise
 from skebm.estimators.queries.densities import last_step, log_density, scores_are_nats
-from skebm.estimators.storage import package_version
+from skebm.inspection.reports.facts import columns_of_fit, settings_of_fit, versions
 
 # A section of a card: what is said, and the rows of its table.
 Facts = dict[str, dict[str, list[str]]]
 
 LONGEST = 200  # characters of a value; longer ones are networks and arrays
-KINDS = {
-    "BitBlock": "two levels",
-    "LevelBlock": "categories",
-    "NumberBlock": "numbers",
-    "ProbabilityBlock": "two levels or probabilities",
-    "SpinBlock": "spins",
-    "StateBlock": "levels",
-}
 TRAINING = ("n_iter_", "n_restarts_", "converged_")
 ROWS_INSIDE = (
     "The file may hold rows that the model was fitted to: kernels, neighbours, starts of chains. "
@@ -114,7 +102,7 @@ def facts(model: Any, X_test: Any = None, y_test: Any = None) -> Facts:
         "Normalisation": _table(_normalisation(density), "fact"),
         "Held-out rows": _table(_held_out(model, X_test, y_test), "fact"),
         "Columns": _columns(model),
-        "Versions": _table(_versions(), "package"),
+        "Versions": _table(versions(), "package"),
     }
     return {section: table for section, table in found.items() if table}
 
@@ -157,14 +145,12 @@ def _changed_parameters(model: Any) -> dict[str, Any]:
 
 
 def _choices(estimator: Any) -> dict[str, Any]:
-    """What a fit made of parameters that were None or ``"auto"``, and how it ended."""
-    found: dict[str, Any] = {}
-    for name, value in estimator.get_params(deep=False).items():
-        made = getattr(estimator, f"{name}_", None)
-        if (value is None or isinstance(value, str)) and repr(made) not in ("None", repr(value)):
-            reason = getattr(estimator, f"{name}_reason_", "")
-            found[name] = f"{_text(made)} ({reason})" if reason else made
-    found.pop("random_state", None)
+    """What a fit made of parameters that were left to it, and how it ended."""
+    found: dict[str, Any] = {
+        one.name: f"{one.used} ({one.why})" if one.why else one.used
+        for one in settings_of_fit(estimator)
+        if one.used
+    }
     return found | {
         name.rstrip("_"): getattr(estimator, name) for name in TRAINING if hasattr(estimator, name)
     }
@@ -214,34 +200,10 @@ def _is_density(model: Any) -> bool:
 
 
 def _columns(model: Any) -> dict[str, list[str]]:
-    """Names of the columns and what they are, as far as the model knows."""
-    for part in _parts(model).values():
-        inside = getattr(part, "estimator_", None)
-        steps = [part, *(_parts(inside).values() if inside is not None else ())]
-        for step in steps:
-            if isinstance(step, TableEncoder):
-                return {name: list(map(_text, step.columns_[name])) for name in step.columns_}
-    _, final = last_step(model)
-    table = getattr(final, "_table", None) or getattr(
-        getattr(final, "_recipe", None), "table", None
-    )
-    names = getattr(model, "feature_names_in_", None)
-    if names is None:
-        names = [f"x{j}" for j in range(getattr(model, "n_features_in_", 0))]
-    kinds = {
-        j: KINDS.get(type(block).__name__, "")
-        for block in getattr(table, "blocks", ())
-        for j in block.columns
+    """Names of the columns, what they are and what becomes of them, as far as the model knows."""
+    rows = columns_of_fit(model)
+    found = {
+        title: [_text(row[j]) for row in rows]
+        for j, title in enumerate(("column", "kind", "becomes"))
     }
-    found = {"column": list(map(_text, names))}
-    return found | {"kind": [kinds.get(j, "") for j in range(len(names))]} if kinds else found
-
-
-def _versions() -> dict[str, str]:
-    return {
-        "skebm": package_version(),
-        "scikit-learn": sklearn.__version__,
-        "torch": torch.__version__,
-        "NumPy": np.__version__,
-        "Python": platform.python_version(),
-    }
+    return {title: values for title, values in found.items() if any(values)}

@@ -82,7 +82,7 @@ def test_a_card_of_a_frame_has_its_columns():
     flagged = np.mean(detector.predict(FRAME) == -1)
     assert values_of(found["Held-out rows"]) == {"rows": "80", "flagged": f"{flagged:.1%}"}
     found = facts(TractableDensity(random_state=0).fit(FRAME))
-    assert found["Columns"]["kind"] == ["numbers", "numbers", "two levels"]
+    assert found["Columns"]["kind"] == ["number", "number", "bit"]
     assert "Held-out rows" not in found
 
 

@@ -80,8 +80,9 @@ class NeuralDensity(CategoriesMixin, NeuralMixin, BaseDensity):
         ``"pseudo_likelihood"``, ``"ratio_matching"``, ``"probability_flow"``. Parameters of the
         objective can be searched over by ``objective__<name>``.
     sampler : Sampler or None, default=None
-        Sampler of the chains, in training if there are any, and for drawing samples. None is
-        adaptive :class:`skebm.samplers.MALA` for real rows (:class:`~skebm.samplers.HMC` with score
+        Sampler of the chains, in training if there are any, and for drawing samples. None draws
+        samples by proposals of the base where it is near the model, and is otherwise adaptive
+        :class:`skebm.samplers.MALA` for real rows (:class:`~skebm.samplers.HMC` with score
         matching), and :class:`~skebm.samplers.GibbsWithGradients` for discrete rows
         (:class:`~skebm.samplers.Gibbs` if the energy is pairwise). Its parameters can be searched
         over by ``sampler__<name>``; a ``sampler__step_size`` that is set while `sampler` is None is
@@ -323,8 +324,10 @@ class NeuralDensity(CategoriesMixin, NeuralMixin, BaseDensity):
         r"""Draw rows from the model, :math:`p(x)^{1/T}` normalised, or given some of its columns.
 
         Draws of the base are resampled by importance weights, so that modes have the right
-        probabilities, and then moved by `n_steps` of the sampler. Samples are approximate, and
-        exact in the limit of many draws and steps. Without a base near the model, chains start from
+        probabilities, and then moved by `n_steps`: of independence sampling, whose proposals are
+        draws of the base, if at least a fifth of these count, and otherwise, or if a sampler was
+        named, of the sampler. Samples are approximate, and exact in the limit of many draws and
+        steps. Without a base near the model, chains start from
         training chains or training rows. A model with several noise levels is sampled by annealed
         Langevin dynamics from Gaussian noise.
 

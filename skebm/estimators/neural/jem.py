@@ -320,7 +320,8 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
         alone would choose the largest weight: what it gets is what the classes do not pay.
     sampler : Sampler or None, default=None
         Sampler of the chains, in training and for samples. None is adaptive
-        :class:`skebm.samplers.MALA`, and :class:`~skebm.samplers.GibbsWithGradients` on discrete
+        :class:`skebm.samplers.MALA` (samples are drawn by proposals of the base where it is near
+        the model), and :class:`~skebm.samplers.GibbsWithGradients` on discrete
         rows. The settings of [1]_ are ``Langevin(1.0, noise_scale=0.01)``; ``clip_grad=`` clips its
         steps. Parameters can be searched over by ``sampler__<name>``.
     chains : {"persistent", "replay", "data", "noise"} or ChainPolicy, default="persistent"

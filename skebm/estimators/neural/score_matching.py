@@ -66,8 +66,8 @@ class ScoreMatchingDensity(NeuralDensity):
     <<standardize, learning_rate, batch_size, n_iter, optimizer, early_stopping, warm_start>>
     <<contamination, partition>>
     sampler : Sampler or None, default=None
-        Sampler of real rows for samples and imputations; None is adaptive
-        :class:`skebm.samplers.HMC`.
+        Sampler of real rows for samples and imputations; None is proposals of the base where it is
+        near the model, and adaptive :class:`skebm.samplers.HMC` elsewhere.
     <<compute>>
 
     Attributes

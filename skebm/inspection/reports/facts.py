@@ -17,7 +17,7 @@ from sklearn.pipeline import Pipeline
 
 from skebm.base import LogPartition
 from skebm.estimators.base import non_default_parameters
-from skebm.estimators.queries.densities import has_normaliser, is_energy_based
+from skebm.estimators.queries.densities import has_normaliser, is_energy_based, last_step
 from skebm.estimators.storage import package_version
 from skebm.inspection.boltzmann.rbm import _columns
 from skebm.inspection.reports.page import Code, NotSaidError, Section, Tabulated, number, with_error
@@ -155,16 +155,17 @@ def versions() -> dict[str, str]:
     }
 
 
-def columns(subject: Subject) -> list[tuple[str, str, str]]:
+def columns_of_fit(model: Any) -> list[tuple[str, str, str]]:
     """Columns of X: name, kind, and what becomes of them."""
-    for step in _all_steps(subject.model):
+    _, final = last_step(model)
+    for step in _all_steps(model):
         frame = attribute(step, "columns_")
         if frame is not None and hasattr(frame, "itertuples"):
             return [
                 (str(row.column), str(row.kind), str(row.becomes)) for row in frame.itertuples()
             ]
-    table = getattr(subject.final, "_query_table", None)
-    names = attribute(subject.final, "feature_names_in_")
+    table = getattr(final, "_query_table", None)
+    names = attribute(final, "feature_names_in_")
     if table is None or table.image_shape is not None:
         return [] if names is None else [(str(name), "", "") for name in names]
     found = {}
@@ -216,7 +217,7 @@ def fit_section(subject: Subject) -> Section:
 
 def columns_section(subject: Subject) -> Section | None:
     """The columns, and what became of each; nothing where they have no names."""
-    found = columns(subject)
+    found = columns_of_fit(subject.model)
     if not found:
         return None
     names = ("column", "kind", "becomes")
