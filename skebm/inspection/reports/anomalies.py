@@ -106,10 +106,10 @@ def _ignore(_: Any) -> None:
 def _of_density(subject: Subject) -> Section | None:
     if not subject.has_density or not subject.draws_rows:
         return None
-    X, is_test = subject.rows()
+    is_test = subject.rows()[1]
     draws = subject.draws
     own = np.sort(np.asarray(ask(log_density, subject.final, draws), dtype=float))
-    score = np.asarray(ask(log_density, subject.final, X), dtype=float)
+    score = subject.log_prob
     n = len(own)
     share = np.searchsorted(own, score, "right") / n
     rows = "test rows" if is_test else "training rows"
@@ -178,9 +178,10 @@ def anomalies_section(subject: Subject) -> Section | None:
     ):
         return None
     X, is_test = subject.outer_rows()
-    score = np.asarray(ask(subject.model.score_samples, X), dtype=float)
-    if score.ndim != 1:
-        raise NotSaidError("scores are not one for each row")
+    if subject.is_detector:
+        score = np.asarray(ask(subject.model.score_samples, X), dtype=float)
+    else:
+        score = subject.log_prob
     order = np.argsort(score, kind="stable")[: min(N_ANOMALIES, len(score))]
     worst = take(X, order)
     names = [str(name) for name in X.index[order]] if hasattr(X, "iloc") else order.tolist()

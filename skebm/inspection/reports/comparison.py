@@ -19,6 +19,7 @@ from skebm.estimators.queries.densities import (
     pessimistic_log_likelihood,
 )
 from skebm.estimators.tables.bases import fit_completed
+from skebm.inspection.reports.facts import log_z_of
 from skebm.inspection.reports.page import NotSaidError, Section, Tabulated, number, with_error
 from skebm.inspection.reports.subject import MOST_TEST, Subject, ask, take
 from skebm.training.rows import Rows
@@ -102,7 +103,7 @@ class ModelRows(NamedTuple):
 def likelihoods(subject: Subject) -> tuple[Likelihoods, bool]:
     """Mean log-likelihoods, and whether they are of test rows."""
     X, is_test = subject.rows()
-    log_prob = np.asarray(ask(log_density, subject.final, X), dtype=float).ravel()
+    log_prob = subject.log_prob
     possible = np.isfinite(log_prob)
     if not possible.any():
         raise NotSaidError("no row has a probability above zero")
@@ -115,12 +116,20 @@ def likelihoods(subject: Subject) -> tuple[Likelihoods, bool]:
     found = Likelihoods(
         mean,
         error,
-        float(ask(pessimistic_log_likelihood, subject.final, take(X, np.flatnonzero(possible)))),
+        _pessimistic(subject, take(X, np.flatnonzero(possible)), mean),
         _mean_of_train(subject) if is_test else mean,
         int((~possible).sum()),
         rivals,
     )
     return found, is_test
+
+
+def _pessimistic(subject: Subject, X: Any, mean: float) -> float:
+    """Mean log-likelihood by the end of log Z, and of other estimates, that hurts the model."""
+    if not is_energy_based(subject.final):
+        return float(ask(pessimistic_log_likelihood, subject.final, X))
+    log_z = log_z_of(subject.final)
+    return mean + log_z.value - log_z.pessimistic
 
 
 def comparison_section(subject: Subject) -> Section | None:

@@ -18,6 +18,7 @@ from skebm.estimators.queries.densities import (
     input_of_last_step,
     is_energy_based,
     last_step,
+    log_density,
     scores_are_nats,
 )
 from skebm.inspection.reports.page import NotSaidError
@@ -133,6 +134,11 @@ class Subject:
         if self.X_train is None:
             raise NotSaidError("it needs the training rows: pass X_train=")
         return ask(input_of_last_step, self.steps, self.X_train)
+
+    @functools.cached_property
+    def log_prob(self) -> np.ndarray:
+        """Log-likelihoods of `rows` by the innermost model, (n,)."""
+        return np.asarray(ask(log_density, self.final, self.rows()[0]), dtype=float).ravel()
 
     @functools.cached_property
     def draws(self) -> Any:
