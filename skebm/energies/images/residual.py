@@ -120,18 +120,19 @@ class ResidualNetwork(nn.Module):
         self, spec: Spec, channels: tuple[int, ...], n_blocks: int, normed: bool, activation: str
     ):
         super().__init__()
-        inputs, blocks = CHANNELS[0], list[ResidualBlock]()
+        inputs, blocks = CHANNELS[0], list[SkipBlock]()
         factor = None if normed else (len(channels) * n_blocks) ** -0.5
         self.first = convolution(spec.shape[0], inputs, mean_square=1.0)
         for group, outputs in enumerate(channels):
             for number in range(n_blocks):
                 stride = 2 if group and not number else 1
-                blocks.append(ResidualBlock(inputs, outputs, stride, factor, activation))
+                blocks.append(SkipBlock(inputs, outputs, stride, factor, activation))
                 inputs = outputs
         self.blocks = nn.ModuleList(blocks)
         sizes = tuple(block.second.out_channels for block in blocks)
         self.levels = LevelShifts(sizes) if spec.noise_levels else None
-        self.norm = norm_of(inputs) if normed else nn.Identity()
+        # An energy that has to grow with the distance has no norm after the last block.
+        self.norm = norm_of(inputs) if normed and not spec.confining else nn.Identity()
         n_features = inputs * math.prod(-(-side // 4) for side in spec.shape[1:])
         classes = () if spec.n_classes is None else (spec.n_classes,)
         initial = initial_output(spec, n_features)
@@ -151,7 +152,7 @@ class ResidualNetwork(nn.Module):
         return features @ self.last + self.bias
 
 
-class ResidualBlock(nn.Module):
+class SkipBlock(nn.Module):
     """Two layers of filters, whose output is added to the input: with norms, or times a factor."""
 
     def __init__(

@@ -171,11 +171,13 @@ class AdversarialContrast(Objective):
     def contrast(self, f: Tensor, batch: Batch, state: Any = None) -> Tensor:
         """The loss from the values f = -g at the rows, then at the negatives, and the penalty."""
         data, negatives = f[: len(batch.x)], f[len(batch.x) :]
-        value = weighted_mean(softplus(data), batch.weight) + softplus(-negatives).mean()
+        value, other = softplus(data), softplus(-negatives)
         if self.energy_l2:
-            square = weighted_mean(data.square(), batch.weight) + negatives.square().mean()
-            value = value + self.energy_l2 * square
-        return value
+            value = value + self.energy_l2 * data.square()
+            other = other + self.energy_l2 * negatives.square()
+        if batch.weight is None:
+            return value.mean() + other.mean()
+        return (batch.weight * value).mean() + batch.weight.mean() * other.mean()
 
     def _noisy(self, x: Tensor, generator: torch.Generator) -> Tensor:
         return x if self.sigma is None else x + self.sigma * standard_normal(x, generator)
@@ -220,6 +222,9 @@ class AdversarialContrast(Objective):
             x, negatives = self.phases(batch, generator)
             f = self.energy.parametric_energy(torch.cat([x, negatives]))
             gap = weighted_mean(f[: len(x)], batch.weight) - f[len(x) :].mean()
+            if batch.weight is not None:
+                mean = batch.weight.mean()
+                batch = batch._replace(weight=batch.weight / mean.clamp_min(1e-30))
             return {"loss": self.contrast(f, batch), "energy_gap": gap}
 
     @torch.no_grad()
