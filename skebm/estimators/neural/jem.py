@@ -90,6 +90,10 @@ MOST_PASSES = 100
 # Maximum of the default weight of log p(x). With many columns the weight is one over their number,
 # as log p(x) is a sum over columns that would outweigh a small cross-entropy.
 MOST_WEIGHT = 0.03
+# Default weight of the logistic loss against adversarial negatives, which is of the size of a
+# cross-entropy however many columns there are. With a weight of 1, that of the literature, 2,000
+# digits gave an accuracy of 0.814 in ten epochs, with 0.1 one of 0.915 and without density 0.912.
+OF_CONTRAST = 0.1
 
 
 class Hybrid(BaseEstimator):
@@ -379,7 +383,7 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
         :math:`\lambda \ge 0`. 0 is a plain classifier, without chains. 1 is the joint maximum
         likelihood of rows and labels, in which :math:`\log p(x)`, a sum over columns, outweighs the
         labels. ``"auto"`` is 0.03, or one over the number of columns if there are more than 33, and
-        1 with adversarial negatives, whose loss is no sum over columns; it is 0 where trials (see
+        0.1 with adversarial negatives, whose loss is no sum over columns; it is 0 where trials (see
         `n_iter`) find that the noise costs class probabilities. The density alone would choose the
         largest weight: what it gets is what the classes do not pay.
     sampler : Sampler or None, default=None
@@ -775,8 +779,7 @@ def choose_power(
 def generative_weight_of(asked: Any, settings: Hybrid, n_columns: int) -> float:
     """Weight of log p(x), by default depending on the number of columns."""
     if asked == "auto":
-        # A logistic loss is of the size of a cross-entropy, however many columns there are.
-        return min(MOST_WEIGHT, 1 / n_columns) if settings.ascent is None else 1.0
+        return min(MOST_WEIGHT, 1 / n_columns) if settings.ascent is None else OF_CONTRAST
     weight = float(asked)
     if settings.form == "joint" and weight > 1:
         raise ValueError(

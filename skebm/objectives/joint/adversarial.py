@@ -15,6 +15,9 @@ from skebm.base.torchtools import softplus
 from skebm.energies import NeuralEnergy
 from skebm.samplers._moves import standard_normal
 
+# Draws of noise and negatives over which the loss of held-out rows is averaged.
+N_COPIES = 8
+
 
 class SignAttack(NamedTuple):
     r"""Projected gradient ascent of the cross-entropy in a box around each row.
@@ -229,8 +232,9 @@ class AdversarialContrast(Objective):
 
     @torch.no_grad()
     def validation_loss(self, batch: Batch, state: Any, generator: torch.Generator) -> Tensor:
-        """The loss of held-out rows, against new negatives."""
-        return self.monitor(batch, state, generator)["loss"]
+        """The loss of held-out rows, a mean over new noise and negatives."""
+        losses = [self.monitor(batch, state, generator)["loss"] for _ in range(N_COPIES)]
+        return torch.stack(losses).mean()
 
 
 def within(domain: Any, x: Tensor) -> Tensor:
