@@ -10,12 +10,14 @@ Contenders:
 
 - `plain`: ``generative_weight=0``, cross-entropy alone, stopped by a tenth of the training images
   (at most 40 epochs);
-- `JEM`: `JEMClassifier(network)`, its defaults, which choose epochs by labels that trials leave out;
+- `JEM`: `JEMClassifier(network)`, its defaults, which choose epochs by labels that trials leave
+  out;
 - `plain, shifted` and `JEM, shifted`: the same with ``Hybrid(augmentation=Shift(2))`` (CIFAR:
   shifts and mirrors);
 - `adversarial`: ``Hybrid(negatives="adversarial", augmentation=...)``, its other settings default;
-- `attacked` (robust): ``generative_weight=0``, ``Hybrid(attack=Attack(8 / 255), augmentation=...)``,
-  20 epochs, as `plain, shifted` of this part.
+- `attacked` (robust): ``Hybrid(attack=Attack(8 / 255), augmentation=...)``, 20 epochs and
+  ``generative_weight=0``, as `plain, shifted` of this part; `attacked, adversarial`: the same with
+  adversarial negatives.
 
 Parts:
 

@@ -32,8 +32,6 @@ from skebm import (
 from skebm._validation import check_constraints
 from skebm.energies import MLP
 from skebm.estimators import (
-    Adversarial,
-    Attack,
     ContrastiveDivergenceLearning,
     Discrepancy,
     FlowContrastiveEstimation,
@@ -378,12 +376,7 @@ REFUSED = [
     JEM(objective=Hybrid(energy_l2=-1)),
     JEM(objective=Hybrid(clip_norm=0)),
     JEM(objective=Hybrid(negatives="noise")),
-    JEM(objective=Hybrid(negatives=Adversarial(n_steps=-1))),
-    JEM(objective=Hybrid(negatives=Adversarial(step_size=0))),
     JEM(objective=Hybrid(attack=0.1)),
-    JEM(objective=Hybrid(attack=Attack(0))),
-    JEM(objective=Hybrid(attack=Attack(0.1, n_steps=0))),
-    JEM(objective=Hybrid(attack=Attack(0.1, step_size=-1))),
     JEM(chains=Persistent(n_steps=0)),
     RBMEstimator(hidden=Subspace(0)),
     RBMEstimator(hidden=Subspace(features="spikes")),
