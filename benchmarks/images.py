@@ -274,11 +274,11 @@ def measured(
 # ------------------------------------------------------------------------------
 
 
-def part_mnist(data: Path, n_seeds: int) -> dict[str, Any]:
+def part_mnist(data: Path, seeds: list[int]) -> dict[str, Any]:
     (X, y), (X_test, y_test) = mnist(data, "train"), mnist(data, "test")
     found: dict[str, list[dict[str, float]]] = {}
     separated: dict[str, list[dict[str, float]]] = {}
-    for seed in range(n_seeds):
+    for seed in seeds:
         rng = np.random.default_rng(seed)
         train, test = rng.permutation(50_000)[:3000], rng.permutation(len(X_test))[:N_TEST]
         fits, these = measured("mnist", X[train], y[train], X_test[test], y_test[test], seed)
@@ -287,6 +287,7 @@ def part_mnist(data: Path, n_seeds: int) -> dict[str, Any]:
         odd = odd_of_mnist(data, X_test[test], seed)
         for kind, values in areas(fits, X_test[test], odd).items():
             separated.setdefault(kind, []).append(values)
+            print("mnist", seed, kind, values, flush=True)
     return {"classes": summary(found), "kinds": mean_areas(separated)}
 
 
@@ -297,7 +298,7 @@ def mean_areas(found: dict[str, list[dict[str, float]]]) -> list[dict[str, objec
     ]
 
 
-def part_cifar(data: Path, n_seeds: int) -> dict[str, Any]:
+def part_cifar(data: Path, seeds: list[int]) -> dict[str, Any]:
     X, y = cifar(data, "train", 20_000)
     X_test, y_test = cifar(data, "test", 5000)
     inside = y < 8
@@ -330,7 +331,7 @@ def attacked_accuracy(model: JEMClassifier, X: np.ndarray, y: np.ndarray) -> flo
             return float((logits(moved).argmax(1) == codes).double().mean())
 
 
-def part_robust(data: Path, n_seeds: int) -> dict[str, Any]:
+def part_robust(data: Path, seeds: list[int]) -> dict[str, Any]:
     X, y = cifar(data, "train", 4000)
     X_test, y_test = cifar(data, "test", 500)
     moves: dict[str, Any] = {"augmentation": MOVES["cifar"]}
@@ -367,7 +368,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS))
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, default=3, help="of MNIST")
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2], help="of MNIST")
     parser.add_argument("--json")
     asked = parser.parse_args()
     torch.set_num_threads(1)
