@@ -289,6 +289,7 @@ class JointObjective(ClassObjective):
             with torch.no_grad():
                 classified = self.augmentation(classified, generator)
         if self.attack is not None and batch.y is not None:
+            assert classified is not None  # an attack is on rows of its own
             with sampling(self.energy):
                 domain = self.energy.domain
                 classified = self.attack(self.logits, classified, batch.y, generator, domain)
