@@ -15,6 +15,7 @@ from skebm.estimators import Adversarial, Attack, Hybrid
 from skebm.objectives import SignAttack
 from skebm.samplers import Compose, Flip, Persistent, Shift
 from tests.support.storage import by_skops
+from tests.support.tiers import full
 
 X, Y = make_moons(300, noise=0.1, random_state=0)
 quick = {"network": MLP((32,)), "n_iter": 40, "learning_rate": 0.02, "random_state": 0}
@@ -48,6 +49,7 @@ def test_the_power_keeps_rows_as_likely_as_by_the_base(adversarial):
     assert gain > -0.01
 
 
+@full
 def test_negatives_without_steps_learn_the_density():
     """As noise contrastive estimation does: rows gain on the base."""
     kind = {"generative_weight": 1.0, "n_iter": 150}
@@ -131,6 +133,7 @@ def robust_accuracy(model, rows, labels, radius):
     return float((logits(moved).argmax(1).numpy() == labels).mean())
 
 
+@full
 def test_adversarial_training_moves_the_boundary_away():
     """From two narrow lines, one of which says more and the other has the wider margin."""
     rng = np.random.default_rng(0)
