@@ -21,7 +21,7 @@ Contenders:
 
 Parts:
 
-`mnist`: 3,000 training images and 2,000 test images, drawn anew for each of three seeds. Accuracy,
+`mnist`: 3,000 training images and 2,000 test images, drawn anew for each seed. Accuracy,
 mean negative log-likelihood, calibration error (`expected_calibration_error` of the confidence, 15
 bins), seconds of a fit, roll-backs. Differences are paired by seed. AUROC of test images against
 2,000 (or as many as there are) of seven other kinds: KMNIST, Frey faces (20 wide, on a black
