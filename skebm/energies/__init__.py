@@ -1,10 +1,10 @@
 """Energies: functions E(x) with p(x) proportional to exp(-E(x))."""
 
 from skebm.energies.conditional import ConditionalEnergy, RowwiseEnergy
+from skebm.energies.convolutions.convolution import Conv
+from skebm.energies.convolutions.residual import ResNet
 from skebm.energies.deep import BernoulliDBM, MixedDBM
 from skebm.energies.factory import NetworkOf, Spec
-from skebm.energies.images.convolution import Conv
-from skebm.energies.images.residual import ResNet
 from skebm.energies.joint import ClassMarginal
 from skebm.energies.networks import MLP, Confined
 from skebm.energies.neural import NeuralEnergy, build_network

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from skebm.base.processes import seed_modules
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
+from skebm.energies.convolutions.convolution import channels_last, check_images
 from skebm.energies.factory import Spec
-from skebm.energies.images.convolution import channels_last, check_images
 from skebm.energies.networks import ACTIVATIONS, LevelShifts, activation_of, initial_output
 
 # Channels of the three groups of blocks, for a width of 1, and channels that are normed together.
