@@ -42,6 +42,7 @@ page_outputs = [
     "guide/judge",
     "guide/log_partition",
     "guide/migrate",
+    "guide/ood_images",
     "guide/sample",
     "guide/samplers",
     "guide/saving",

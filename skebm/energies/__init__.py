@@ -1,7 +1,8 @@
 """Energies: functions E(x) with p(x) proportional to exp(-E(x))."""
 
 from skebm.energies.conditional import ConditionalEnergy, RowwiseEnergy
-from skebm.energies.convolution import Conv
+from skebm.energies.convolutions.convolution import Conv
+from skebm.energies.convolutions.residual import ResNet
 from skebm.energies.deep import BernoulliDBM, MixedDBM
 from skebm.energies.factory import NetworkOf, Spec
 from skebm.energies.joint import ClassMarginal
@@ -47,6 +48,7 @@ __all__ = [
     "NetworkOf",
     "NeuralEnergy",
     "PairwiseCorrection",
+    "ResNet",
     "RowwiseEnergy",
     "RowwiseRBM",
     "Spec",

@@ -9,6 +9,8 @@ from skebm.estimators.boltzmann.hopfield import HopfieldMemory, Recall
 from skebm.estimators.deep import DeepBeliefNetwork, DeepBoltzmannMachine
 from skebm.estimators.deep.meanfield import MeanField, PosteriorMeans
 from skebm.estimators.neural import (
+    Adversarial,
+    Attack,
     BoostedDensity,
     Boosting,
     ConditionalDensity,
@@ -65,6 +67,8 @@ from skebm.estimators.tables.bases import MixtureBase
 from skebm.estimators.tables.encoding import TableEncoder
 
 __all__ = [
+    "Adversarial",
+    "Attack",
     "BoltzmannMachineDensity",
     "BoostedDensity",
     "Boosting",

@@ -17,7 +17,7 @@ from skebm.base import DataWarning
 from skebm.estimators.base import BaseEBM, PartitionMixin, atomic, raises_interrupt
 from skebm.estimators.queries.mixin import own_generator
 from skebm.estimators.queries.models import ModelQueriesMixin
-from skebm.objectives.joint import UNKNOWN
+from skebm.objectives.joint.likelihood import UNKNOWN
 from skebm.training.rows import Rows
 from skebm.training.streams import table_and_labels
 

@@ -15,7 +15,8 @@ from skebm.objectives.contrastive.walkers import Walkers
 from skebm.objectives.deep import AssessedDivergence
 from skebm.objectives.discrepancy import EnergyDiscrepancy
 from skebm.objectives.flow_contrastive import FlowContrastive, FlowState
-from skebm.objectives.joint import JointLikelihood
+from skebm.objectives.joint.adversarial import AdversarialContrast, SignAttack
+from skebm.objectives.joint.likelihood import AdversarialJoint, JointLikelihood
 from skebm.objectives.likelihood import EnumeratedLikelihood, ExactLikelihood
 from skebm.objectives.local import (
     CenteredObjective,
@@ -36,6 +37,8 @@ from skebm.objectives.score_matching import (
 from skebm.objectives.temporal import LabelDivergence, TemporalDivergence
 
 __all__ = [
+    "AdversarialContrast",
+    "AdversarialJoint",
     "AssessedDivergence",
     "CenteredObjective",
     "Centering",
@@ -64,6 +67,7 @@ __all__ = [
     "RankedConditional",
     "RatioMatching",
     "Refinement",
+    "SignAttack",
     "SlicedScoreMatching",
     "Walkers",
     "boundary_weight",

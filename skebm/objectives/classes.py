@@ -12,7 +12,7 @@ from skebm.base import Batch, Centering, Loss, Penalty, Sampler
 from skebm.energies import ClassRBM
 from skebm.energies.rbm.classes import ClassGradient
 from skebm.objectives.contrastive.divergence import ContrastiveDivergence
-from skebm.objectives.joint import UNKNOWN, ClassObjective
+from skebm.objectives.joint.likelihood import UNKNOWN, ClassObjective
 from skebm.objectives.likelihood import (
     LikelihoodState,
     pack_offsets,

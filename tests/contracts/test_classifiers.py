@@ -24,7 +24,7 @@ from skebm import (
     TemporalRBMClassifier,
 )
 from skebm.energies import MLP
-from skebm.estimators import Hybrid
+from skebm.estimators import Adversarial, Attack, Hybrid
 from skebm.estimators.base import BaseDensity, BaseEBM
 from skebm.objectives import Centering, Penalty
 from skebm.partition import ImportanceSampling
@@ -65,6 +65,11 @@ CASES = {
             chains=ReplayBuffer(n_steps=2, size=150),
             sampler=Langevin(0.01),
             objective=Hybrid(sharpness=0.05),
+        ),
+        "adversarial": JEMClassifier(
+            **small,
+            base="gaussian",
+            objective=Hybrid(negatives=Adversarial(n_steps=2), attack=Attack(0.05, n_steps=2)),
         ),
         "no_partition": JEMClassifier(
             **fixed_step | {"partition": None},
@@ -241,6 +246,9 @@ WEIGHTED = {
     "sharp": JEMClassifier(**double, generative_weight=0.0, objective=Hybrid(sharpness=0.1)),
     "factored": JEMClassifier(**double),
     "joint": JEMClassifier(**double | {"base": "mixture"}, objective="joint"),
+    "adversarial": JEMClassifier(
+        **double, objective=Hybrid(negatives=Adversarial(n_steps=0), augmentation=None)
+    ),
     "unlabelled": JEMClassifier(**double, unlabeled="cedar"),
     "machine": RBMClassifier(**full_batch),
     "machine, balanced": RBMClassifier(

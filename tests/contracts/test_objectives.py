@@ -23,6 +23,8 @@ from skebm.distributions import (
 from skebm.energies import BernoulliDBM, MixedRBM
 from skebm.estimators.rbm.gated.family import pair_log_ratios
 from skebm.objectives import (
+    AdversarialContrast,
+    AdversarialJoint,
     AssessedDivergence,
     CenteredObjective,
     Centering,
@@ -503,6 +505,23 @@ CASES = {
         ),
         "frames and labels": Case(
             lambda: LabelDivergence(labels_energy(), 2, 1, 0.3, "cd", 2, 1, 6), windows
+        ),
+    },
+    AdversarialContrast: {
+        "adversarial": on_reals(lambda e: AdversarialContrast(e, n_steps=3)),
+        "adversarial without steps": on_reals(
+            lambda e: AdversarialContrast(e, n_steps=0, sigma=SIGMA, energy_l2=0.3),
+            NEURAL["on a mixture"],
+        ),
+        "adversarial in a box": inside(lambda e: AdversarialContrast(e, n_steps=3), 0.0, 1.5),
+        "adversarial from rows": on_reals(
+            lambda e: AdversarialContrast(e, n_steps=2, start=real_rows(9)), NEURAL["module alone"]
+        ),
+    },
+    AdversarialJoint: {
+        "adversarial joint": on_reals(lambda e: AdversarialJoint(e, n_steps=3), classified),
+        "adversarial joint of noisy rows": on_reals(
+            lambda e: AdversarialJoint(e, generative_weight=0.3, sigma=SIGMA), classified
         ),
     },
     JointLikelihood: {

@@ -375,6 +375,8 @@ REFUSED = [
     JEM(objective=Hybrid(sigma_anneal=0)),
     JEM(objective=Hybrid(energy_l2=-1)),
     JEM(objective=Hybrid(clip_norm=0)),
+    JEM(objective=Hybrid(negatives="noise")),
+    JEM(objective=Hybrid(attack=0.1)),
     JEM(chains=Persistent(n_steps=0)),
     RBMEstimator(hidden=Subspace(0)),
     RBMEstimator(hidden=Subspace(features="spikes")),

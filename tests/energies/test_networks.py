@@ -16,7 +16,7 @@ from skebm.base import Real
 from skebm.base.energy import second_derivatives_of, value_and_input_grad_of
 from skebm.base.processes import seed_modules as seeded_globally
 from skebm.distributions import Gaussian, TruncatedGaussian, Uniform
-from skebm.energies import MLP, Conv, NeuralEnergy, Spec, build_network, whitening_of
+from skebm.energies import MLP, Conv, NeuralEnergy, ResNet, Spec, build_network, whitening_of
 from skebm.energies.networks import ACTIVATIONS
 from skebm.energies.neural import NoisyNormal
 from tests.support.networks import (
@@ -297,11 +297,18 @@ def test_a_uniform_base_adds_no_gradient():
 
 @pytest.mark.parametrize(
     "config",
-    [MLP((5,)), MLP((5,), spectral_norm=True), MLP((5,), n_frequencies=3), Conv((2, 3))],
+    [
+        MLP((5,)),
+        MLP((5,), spectral_norm=True),
+        MLP((5,), n_frequencies=3),
+        Conv((2, 3)),
+        ResNet(),
+        ResNet(norm=None),
+    ],
 )
 @pytest.mark.parametrize("levels", [False, True])
 def test_the_model_starts_at_its_base(config, levels):
-    shape = (1, 2, 3) if isinstance(config, Conv) else (6,)
+    shape = (6,) if isinstance(config, MLP) else (1, 2, 3)
     network = build_network(config, Spec(shape, seeded(), DOUBLE, levels))
     base = normal_base(6)
     energy = NeuralEnergy(
@@ -356,6 +363,8 @@ CONFIGS = {
     "convolution": (Conv((3, 4)), (1, 4, 4)),
     "normed convolution": (Conv((3, 4), spectral_norm=True), (2, 4, 5)),
     "scales": (Conv((3, 4), n_scales=3), (2, 4, 5)),
+    "residual images": (ResNet(), (1, 4, 4)),
+    "residual images without norms": (ResNet(16, norm=None), (2, 4, 5)),
     "callable": (lambda spec: nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)), (3,)),
 }
 
@@ -680,9 +689,55 @@ def test_builders_of_other_than_modules_are_refused():
 
 
 @pytest.mark.parametrize("shape", [(4,), (4, 4)])
-def test_convolutions_refuse_rows_that_are_no_images(shape):
-    with pytest.raises(ValueError, match="Conv takes images"):
-        build_network(Conv(), Spec(shape, seeded()))
+@pytest.mark.parametrize("config", [Conv, ResNet])
+def test_convolutions_refuse_rows_that_are_no_images(config, shape):
+    with pytest.raises(ValueError, match=f"{config.__name__} takes images"):
+        build_network(config(), Spec(shape, seeded()))
+
+
+@pytest.mark.parametrize("config", [Conv, ResNet])
+def test_convolutions_refuse_channels_last(config):
+    for shape in ((28, 28, 1), (28, 20, 3), (5, 5, 4)):
+        with pytest.raises(ValueError, match=r"channels last: pass X.transpose\(0, 3, 1, 2\)"):
+            build_network(config(), Spec(shape, seeded()))
+    for shape in ((4, 28, 1), (1, 28, 28), (28, 1, 28), (5, 5, 5)):
+        build_network(config(), Spec(shape, seeded()))
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"depth": 12}, "6 n \\+ 4"),
+        ({"depth": 4}, "depth must be an integer of at least 10"),
+        ({"width": 0}, "width must be"),
+        ({"width": 1.5}, "width must be"),
+        ({"norm": "batch"}, "norm must be .*depend on the other ones"),
+        ({"width": 10**6}, "memory"),
+    ],
+)
+def test_residual_networks_that_are_refused(params, message):
+    with pytest.raises((ValueError, MemoryError), match=message):
+        ResNet(**params).build(Spec((1, 8, 8), seeded()))
+
+
+def test_a_residual_network_has_the_layers_of_its_depth():
+    """Wide residual networks: 6 n layers in blocks, the first and the last one, two shortcuts."""
+    for depth, width in ((10, 1), (16, 2)):
+        network = ResNet(depth, width).build(Spec((3, 8, 8), seeded(), n_classes=5))
+        sizes = [m.kernel_size[0] for m in network.modules() if isinstance(m, nn.Conv2d)]
+        assert sizes.count(3) == depth - 3
+        assert sizes.count(1) == (2 if width == 1 else 3)
+        assert network.last.shape == (64 * width * 2 * 2, 5)
+
+
+@pytest.mark.parametrize("norm", ["group", None])
+def test_features_of_any_depth_have_about_the_variance_of_the_image(norm):
+    network = ResNet(28, norm=norm).build(Spec((3, 16, 16), seeded()))
+    x = network.first(torch.randn(100, 3, 16, 16, generator=seeded(1)))
+    with torch.no_grad():
+        for block in network.blocks:
+            x = block(x)
+    assert 0.5 < x.var() < (2 if norm is None else 13)  # 12 blocks add about 1 each
 
 
 def test_perceptrons_refuse_images():
@@ -690,7 +745,7 @@ def test_perceptrons_refuse_images():
         build_network(MLP(), Spec((1, 4, 4), seeded()))
 
 
-@pytest.mark.parametrize("config", [MLP, Conv])
+@pytest.mark.parametrize("config", [MLP, Conv, ResNet])
 @pytest.mark.parametrize("activation", ["relu", "ReLU", None, nn.SiLU])
 def test_activations_without_second_derivatives_are_refused(config, activation):
     shape = (3,) if config is MLP else (1, 4, 4)
@@ -729,7 +784,13 @@ def test_invalid_scales_of_frequencies_are_refused(scale, n_frequencies):
 @pytest.mark.parametrize("n_classes", [None, 3])
 @pytest.mark.parametrize(
     ("config", "shape"),
-    [(MLP(), (2,)), (MLP(), (20,)), (Conv((4, 4), n_scales=2), (1, 6, 6))],
+    [
+        (MLP(), (2,)),
+        (MLP(), (20,)),
+        (Conv((4, 4), n_scales=2), (1, 6, 6)),
+        (ResNet(), (1, 6, 6)),
+        (ResNet(norm=None), (1, 6, 6)),
+    ],
     ids=str,
 )
 def test_an_untrained_energy_without_base_and_bounds_grows(config, shape, n_classes):

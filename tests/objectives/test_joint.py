@@ -12,8 +12,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from skebm.base import Batch, Binary, Real
 from skebm.distributions import Gaussian, IndependentBernoulli
 from skebm.energies import MLP, ClassMarginal, NeuralEnergy
-from skebm.objectives import ContrastiveDivergence, JointLikelihood, Refinement, joint
-from skebm.objectives.joint import likeliest_power
+from skebm.objectives import ContrastiveDivergence, JointLikelihood, Refinement
+from skebm.objectives.joint import likelihood
+from skebm.objectives.joint.likelihood import likeliest_power
 from skebm.samplers import MALA, FromData, GibbsWithGradients, Langevin, Persistent
 from tests.support.networks import build, classified, neural
 from tests.support.objectives import autograd, flat, gradient
@@ -192,7 +193,7 @@ def test_rows_of_unknown_class_count_in_the_density_alone(form, weight):
 def test_rows_that_the_model_is_sure_of_count_by_its_own_class(weight, monkeypatch):
     energy, x = classified(), rows()
     share, label = energy.network.classifier(x).detach().softmax(1).max(1)
-    monkeypatch.setattr(joint, "SURE", float(share.median()))
+    monkeypatch.setattr(likelihood, "SURE", float(share.median()))
     y = torch.where(torch.arange(9) % 3 == 0, classes(), -1)
     kind = {"generative_weight": weight, "class_weight": torch.full((4,), 3.0, dtype=DOUBLE)}
     chains = Langevin(0.05, noise_scale=0.0), FromData(1)

@@ -18,6 +18,7 @@ from skebm.energies import (
     ClassMarginal,
     Conv,
     NeuralEnergy,
+    ResNet,
     Spec,
     Telescope,
     build_network,
@@ -167,6 +168,14 @@ NEURAL = {
         image_shape=(1, 3, 4),
         noise_levels=LEVELS,
     ).eval(),
+    "residual images": lambda: neural(16, ResNet(), image_shape=(1, 4, 4)),
+    "residual images without norms": lambda: neural(
+        12,
+        ResNet(norm=None, activation="softplus"),
+        Gaussian(torch.ones(12, dtype=DOUBLE), 1.5),
+        image_shape=(1, 3, 4),
+        noise_levels=LEVELS,
+    ),
     "levels": lambda: neural(noise_levels=LEVELS),
     "levels alone": lambda: neural(base=None, noise_levels=LEVELS),
     "levels of images": lambda: neural(

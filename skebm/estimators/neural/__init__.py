@@ -8,6 +8,8 @@ from skebm.estimators.neural.flow_contrastive import FlowContrastiveDensity
 from skebm.estimators.neural.jem import Hybrid, JEMClassifier
 from skebm.estimators.neural.noise_contrastive import NCEDensity
 from skebm.estimators.neural.objectives import (
+    Adversarial,
+    Attack,
     Boosting,
     ContrastiveDivergenceLearning,
     Discrepancy,
@@ -21,6 +23,8 @@ from skebm.estimators.neural.objectives import (
 from skebm.estimators.neural.score_matching import ScoreMatchingDensity
 
 __all__ = [
+    "Adversarial",
+    "Attack",
     "BoostedDensity",
     "Boosting",
     "ConditionalDensity",

@@ -13,11 +13,22 @@ import numpy as np
 import torch
 from sklearn.base import clone
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from skebm._validation import HasMethods, Interval, StrOptions, draw_seed
-from skebm.base import Binary, Domain, Mixed, Objective, PairwiseEnergy, Sampler, sampling
+from skebm.base import (
+    Binary,
+    Domain,
+    Mixed,
+    Objective,
+    PairwiseEnergy,
+    Sampler,
+    SettingWarning,
+    sampling,
+)
 from skebm.base import Real as RealDomain
 from skebm.base.domains import parts_of
+from skebm.base.processes import warn
 from skebm.distributions import Affine, Distribution, NormalizingFlow
 from skebm.energies import (
     MLP,
@@ -495,7 +506,18 @@ def derivatives(
 
 
 def check_initial_values(energy: Any, rows: Rows) -> None:
-    """Raise `ValueError` for a network that is not finite at rows before training."""
+    """Raise `ValueError` for a network that is not finite at rows before training.
+
+    It warns of batch norms.
+    """
+    if any(isinstance(part, _BatchNorm) and part.training for part in energy.modules()):
+        warn(
+            "network has batch norms: in training the energy of a row then depends on the others "
+            "of its batch, samples of the model among them, and the trained model is another one, "
+            "of running means.",
+            SettingWarning,
+            ("Use norms of each row, such as torch.nn.GroupNorm, or network=ResNet().", "network"),
+        )
     x = rows.block(0, min(len(rows), N_TRIED))
     with torch.no_grad(), sampling(energy):
         value = energy.parametric_energy(x)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from skebm.base import sampling
 from skebm.estimators.neural.family import FEWEST_PASSES, PASSES_PER_ROW
-from skebm.objectives.joint import UNKNOWN
+from skebm.objectives.joint.adversarial import AdversarialContrast
+from skebm.objectives.joint.likelihood import UNKNOWN
 from skebm.training.rows import Rows
 from skebm.training.selection import LogRatios, is_kept, paired_gain
 from skebm.training.trials import trial_net
@@ -198,13 +199,19 @@ def chosen_by_trials(
 def work_of_a_pass(recipe: NeuralRecipe, rows: Rows, generator: torch.Generator) -> float:
     """Multiplications of an epoch in networks, chains included; backward passes count as two."""
     objective: Any = recipe.family.objective(recipe, generator)
-    forward = work_of_a_row(objective.energy, rows)
-    if not objective.generative_weight:
-        return float(3 * forward * rows.n_table)
-    phase = objective.generative.negatives
-    n_chains = getattr(objective.generative.chains, "n_chains", recipe.plan.batch_size)
+    n_passes = 1.0 if objective.attack is None else 1.0 + objective.attack.n_steps
+    if objective.generative_weight:
+        n_passes += _passes_of_negatives(objective.generative, recipe, rows)
+    return 3 * n_passes * work_of_a_row(objective.energy, rows) * rows.n_table
+
+
+def _passes_of_negatives(generative: Any, recipe: NeuralRecipe, rows: Rows) -> float:
+    """Passes over as many rows as a batch has that negatives take, the last one for the loss."""
+    if isinstance(generative, AdversarialContrast):  # on average half of the steps
+        return 1 + generative.n_steps / 2
+    n_chains = getattr(generative.chains, "n_chains", recipe.plan.batch_size)
     share = n_chains / min(recipe.plan.batch_size, rows.n_table)
-    return float(3 * forward * rows.n_table * (1 + share * (1 + phase.n_steps)))
+    return float(share * (1 + generative.negatives.n_steps))
 
 
 def work_of_a_row(energy: Any, rows: Rows) -> float:

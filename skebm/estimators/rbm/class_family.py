@@ -24,7 +24,7 @@ from skebm.estimators.rbm.safety import N_HELD_OUT, USUAL, rbm_log_ratios
 from skebm.estimators.recipe import Family, JointModel, Recipe
 from skebm.estimators.tables.bases import column_means, mean_log_prob
 from skebm.objectives import Centering, ClassLikelihood, Penalty
-from skebm.objectives.joint import UNKNOWN
+from skebm.objectives.joint.likelihood import UNKNOWN
 from skebm.samplers import ChainPolicy, FromData, Persistent
 from skebm.training import SGD
 from skebm.training.plan import TrainingPlan, asked_steps, plan_of

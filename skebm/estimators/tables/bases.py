@@ -40,7 +40,7 @@ from skebm.distributions.stack import covering_normal, with_broad_part
 from skebm.distributions.transformed.flow import FLOWS
 from skebm.estimators.tables.densities import METHODS, check_one_kind, fit_density
 from skebm.estimators.tables.units import Units, listed_columns
-from skebm.objectives.joint import UNKNOWN
+from skebm.objectives.joint.likelihood import UNKNOWN
 from skebm.training.distributed import shows_progress
 from skebm.training.rows import Rows
 

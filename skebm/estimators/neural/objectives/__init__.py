@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from skebm.estimators.neural.objectives.adversarial import Adversarial, Attack
 from skebm.estimators.neural.objectives.base import NeuralObjective, TrainingStart
 from skebm.estimators.neural.objectives.boosting import Boosting
 from skebm.estimators.neural.objectives.contrastive import (
@@ -17,6 +18,8 @@ from skebm.estimators.neural.objectives.score_matching import ScoreMatching, Sli
 
 __all__ = [
     "BY_NAME",
+    "Adversarial",
+    "Attack",
     "Boosting",
     "ContrastiveDivergenceLearning",
     "Discrepancy",

@@ -79,11 +79,7 @@ class Conv(BaseEstimator):
     def build(self, spec: Spec) -> ConvNetwork | MultiScaleNetwork:
         """Build the network for images; `ValueError` for rows that are no images."""
         channels = sizes_of("channels", self.channels)
-        if len(spec.shape) != 3:
-            raise ValueError(
-                f"Conv takes images (n, C, H, W), not rows of shape {spec.shape}: reshape X, for "
-                "example X.reshape(-1, 1, 28, 28), or use network=MLP()."
-            )
+        check_images("Conv", spec.shape)
         n_scales = _check_n_scales(self.n_scales, spec.shape)
         activation = activation_of(self.activation)
         built: ConvNetwork | MultiScaleNetwork
@@ -93,7 +89,7 @@ class Conv(BaseEstimator):
                 for one in (_downsample(spec, 2**s) for s in range(n_scales))
             ]
             built = scales[0] if n_scales == 1 else MultiScaleNetwork(scales)
-        return built.to(spec.generator.device, spec.dtype)
+        return channels_last(built.to(spec.generator.device, spec.dtype))
 
 
 class ConvNetwork(nn.Module):
@@ -126,6 +122,7 @@ class ConvNetwork(nn.Module):
         shifts: list[Any] = [0.0] * len(self.layers)
         if self.levels is not None:
             shifts = [shift[:, :, None, None] for shift in self.levels(*log_sigma)]
+        x = x.contiguous(memory_format=torch.channels_last)
         for layer, shift in zip(self.layers, shifts, strict=True):
             x = value(layer(x) if self.levels is None else layer(x) + shift)
         last = self.last / self.last.norm().clamp_min(1.0) if self.bounded else self.last
@@ -144,6 +141,31 @@ class MultiScaleNetwork(nn.Module):
         for s, network in enumerate(self.scales[1:], 1):
             value = value + network(F.avg_pool2d(x, 2**s, ceil_mode=True), *log_sigma)
         return value
+
+
+# Channels of images whose last axis is taken for that of the channels.
+FEWEST_SIDE, MOST_COLOURS = 5, 4
+
+
+def check_images(name: str, shape: tuple[int, ...]) -> None:
+    """Raise `ValueError` for rows of a shape that the network `name` does not take for images."""
+    if len(shape) != 3:
+        raise ValueError(
+            f"{name} takes images (n, C, H, W), not rows of shape {shape}: reshape X, for "
+            "example X.reshape(-1, 1, 28, 28), or use network=MLP()."
+        )
+    if min(shape[:2]) >= FEWEST_SIDE and shape[2] <= MOST_COLOURS:
+        raise ValueError(
+            f"{name} takes images (n, C, H, W), and X of shape (n, {', '.join(map(str, shape))}) "
+            "seems to have its channels last: pass X.transpose(0, 3, 1, 2). Images of "
+            f"{shape[0]} channels that are {shape[2]} wide can be passed with height and width "
+            "exchanged, X.swapaxes(2, 3)."
+        )
+
+
+def channels_last(network: Any) -> Any:
+    """The network with filters whose channels are last in memory, where CPUs are faster."""
+    return network.to(memory_format=torch.channels_last)
 
 
 def _downsample(spec: Spec, block: int) -> Spec:

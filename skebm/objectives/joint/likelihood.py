@@ -16,6 +16,7 @@ from skebm.base.processes import reduce_gradients
 from skebm.distributions._fitting import draw_index
 from skebm.energies import ClassMarginal, NeuralEnergy
 from skebm.objectives.contrastive.divergence import ContrastiveDivergence
+from skebm.objectives.joint.adversarial import AdversarialContrast, SignAttack
 from skebm.samplers import ChainPolicy
 
 FORMS = ("factored", "joint")
@@ -36,7 +37,9 @@ class View(NamedTuple):
         Rows of the cross-entropy; None if they are those of the likelihood.
     x : Tensor of shape (n, d) or None
         Rows of the likelihood, with training noise; None if the likelihood has no weight.
-    u : Tensor of shape (n_chains,) or None
+    negatives : Tensor of shape (m, d) or None
+        Rows that those are compared with: of the chains, or moved by gradient ascent.
+    u : Tensor of shape (m,) or None
         Uniform numbers that determine the classes of the chains; None if none are drawn.
     state : object
         State of the chains.
@@ -47,6 +50,7 @@ class View(NamedTuple):
 
     classified: Tensor | None
     x: Tensor | None
+    negatives: Tensor | None
     u: Tensor | None
     state: Any
     pseudo: Tensor | None = None
@@ -60,7 +64,7 @@ class ClassObjective(Objective):
 
     Attributes
     ----------
-    generative : ContrastiveDivergence
+    generative : ContrastiveDivergence or AdversarialContrast
         Objective of p(x).
     generative_weight : float
     class_weight : Tensor of shape (K,) or None
@@ -72,7 +76,7 @@ class ClassObjective(Objective):
 
     def __init__(
         self,
-        generative: ContrastiveDivergence,
+        generative: Any,
         generative_weight: float,
         class_weight: Tensor | None,
     ):
@@ -81,7 +85,7 @@ class ClassObjective(Objective):
             raise ValueError(
                 f"generative_weight must be finite and not negative, got {generative_weight!r}."
             )
-        if getattr(generative.chains, "reweight", False):
+        if getattr(getattr(generative, "chains", None), "reweight", False):
             raise ValueError(f"{type(self).__name__} takes no chains with reweight=True.")
         self.generative, self.generative_weight = generative, generative_weight
         self.register_buffer("class_weight", class_weight, persistent=False)
@@ -206,7 +210,158 @@ class ClassObjective(Objective):
         return self.generative.unpack(packed) if packed else None
 
 
-class JointLikelihood(ClassObjective):
+class Compared(NamedTuple):
+    """Rows with training noise, what they are compared with, and the state of the chains."""
+
+    x: Tensor
+    negatives: Tensor
+    state: Any
+
+
+class JointObjective(ClassObjective):
+    """Cross-entropy of classes plus a contrast of rows, of one network.
+
+    :class:`JointLikelihood` documents the parameters; a subclass says what rows are compared with.
+    """
+
+    form = "factored"
+
+    def __init__(
+        self,
+        generative: Any,
+        generative_weight: float,
+        class_weight: Tensor | None,
+        *,
+        noisy: bool,
+        augmentation: Any,
+        attack: SignAttack | None,
+        sharpness: float,
+        clip_norm: float | None,
+        unlabeled_weight: float,
+    ):
+        super().__init__(generative, generative_weight, class_weight)
+        self.noisy, self.augmentation, self.attack = noisy, augmentation, attack
+        self.sharpness, self.clip_norm = sharpness, clip_norm
+        self.unlabeled_weight = unlabeled_weight
+
+    @abc.abstractmethod
+    def _compared(self, batch: Batch, state: Any, generator: torch.Generator) -> Compared:
+        """Noisy rows of a batch, the rows that they are compared with, and the next state."""
+
+    # ---------------------------------------------------------------- the loss
+
+    def forward(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
+        """Loss of a batch, after its chains have moved."""
+        view = self._view(batch, state, generator)
+        return Loss(self._value(view, batch), view.state)
+
+    def gradients(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
+        """Write the clipped gradient, evaluated at the weights or after the ascent step."""
+        view, trained = self._view(batch, state, generator), self.clear_gradients()
+        value = self._backward(view, batch, trained)
+        if self.sharpness:
+            norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
+            length = self.sharpness / norm.clamp_min(1e-12)
+            before = [p.clone() for p in trained]
+            for p in trained:
+                assert p.grad is not None
+                p.add_(length * p.grad)
+            self._backward(view, batch, self.clear_gradients())
+            for p, old in zip(trained, before, strict=True):
+                p.copy_(old)
+        if self.clip_norm is not None:
+            reduce_gradients(value)
+            torch.nn.utils.clip_grad_norm_(trained, self.clip_norm)
+        return Loss(value, view.state)
+
+    def _view(self, batch: Batch, state: Any, generator: torch.Generator) -> View:
+        """Move the chains and draw the noise, classes and augmentation of a batch."""
+        classified: Tensor | None = batch.x
+        x, negatives, u = None, None, None
+        if self.generative_weight:
+            x, negatives, state = self._compared(batch, state, generator)
+            if self.form == "joint":
+                kind: dict[str, Any] = {"dtype": x.dtype, "device": x.device}
+                u = torch.rand(len(negatives), generator=generator, **kind)
+            if self.noisy or self.generative.sigma is None:
+                classified = None if self.augmentation is None and self.attack is None else x
+        if self.augmentation is not None:
+            with torch.no_grad():
+                classified = self.augmentation(classified, generator)
+        if self.attack is not None and batch.y is not None:
+            assert classified is not None  # an attack is on rows of its own
+            with sampling(self.energy):
+                domain = self.energy.domain
+                classified = self.attack(self.logits, classified, batch.y, generator, domain)
+        return View(classified, x, negatives, u, state, self._pseudo_labels(batch))
+
+    @torch.no_grad()
+    def _pseudo_labels(self, batch: Batch) -> Tensor | None:
+        """Classes of unlabelled rows that the model is sure of, without noise; -1 for others."""
+        if not self.unlabeled_weight or batch.y is None:
+            return None
+        unknown = (batch.y == UNKNOWN).nonzero().ravel()
+        found = torch.full_like(batch.y, UNKNOWN)
+        if len(unknown):
+            with sampling(self.energy):
+                share, label = self.logits(batch.x[unknown]).softmax(1).max(1)
+            found[unknown] = torch.where(share >= SURE, label, UNKNOWN)
+        return found
+
+    def _backward(self, view: View, batch: Batch, trained: list[torch.nn.Parameter]) -> Tensor:
+        """Write the gradient at the current weights and return the loss there."""
+        with torch.enable_grad():
+            value = self._value(view, batch)
+            value.backward()
+        fill_missing(trained)
+        return value.detach()
+
+    def _value(self, view: View, batch: Batch) -> Tensor:
+        """Loss, by a single pass over the rows of all terms."""
+        network, weight = self._class_marginal, self.generative_weight
+        if view.x is None:
+            assert view.classified is not None
+            return self.cross_entropy_of(self.logits(view.classified), batch, view.pseudo)
+        assert view.negatives is not None
+        chain, n = view.negatives, len(view.x)
+        shared = view.classified is None
+        parts = [view.x, chain] if view.classified is None else [view.x, chain, view.classified]
+        logits = self.logits(torch.cat(parts))
+        both = logits[: n + len(chain)]
+        classified = logits[:n] if shared else logits[len(both) :]
+        discriminative = self.cross_entropy_of(classified, batch, view.pseudo)
+        if view.u is None:
+            f = network.of_logits(both)
+            return discriminative + weight * self.generative.contrast(f, batch, view.state)
+        of_rows, of_chains = both.split([n, len(chain)])
+        f = torch.cat([self._of_targets(of_rows, batch.y), self._of_draws(of_chains, view.u)])
+        joint = self.generative.contrast(f, batch, view.state)
+        return (1 - weight) * discriminative + weight * joint
+
+    def _of_targets(self, logits: Tensor, y: Tensor | None) -> Tensor:
+        """Minus the logit of each row's class; minus the log-sum-exp of all for unlabelled rows."""
+        if y is None:
+            return self._class_marginal.of_logits(logits)
+        known = y != UNKNOWN
+        own = logits.gather(1, y.clamp_min(0)[:, None])[:, 0]
+        return torch.where(known, -own, self._class_marginal.of_logits(logits))
+
+    def _of_draws(self, logits: Tensor, u: Tensor) -> Tensor:
+        """Minus the logit of a class drawn from p(y | x) for each row."""
+        drawn = draw_index(logits.detach().softmax(1), u)
+        return -logits.gather(1, drawn[:, None])[:, 0]
+
+    @property
+    def _class_marginal(self) -> ClassMarginal:
+        network: Any = self.energy.network
+        return network
+
+    def logits(self, x: Tensor) -> Tensor:
+        """log p(x, y) - log q(x) up to a constant, (n, K)."""
+        return self._class_marginal.classifier(self.energy.as_input(x))
+
+
+class JointLikelihood(JointObjective):
     r"""Cross-entropy plus the negative log-likelihood of the rows, by contrastive divergence.
 
     .. math:: L = -\mathbb E \log p(y \mid x) - \lambda\, \mathbb E \log p(x) , \qquad
@@ -246,6 +401,9 @@ class JointLikelihood(ClassObjective):
     augmentation : callable or None, default=None
         ``augmentation(rows, generator)``, applied to the rows of the cross-entropy only, not to
         those of the likelihood [2]_.
+    attack : SignAttack or None, default=None
+        What moves the rows of the cross-entropy against their classes, after noise and
+        augmentation.
     sharpness : float, default=0
         :math:`\rho` of sharpness-aware minimisation [3]_: the gradient is evaluated after an ascent
         step of this length, which costs a second pass. With 0 it is evaluated at the weights.
@@ -297,15 +455,12 @@ class JointLikelihood(ClassObjective):
         class_weight: Tensor | None = None,
         noisy: bool = True,
         augmentation: Any = None,
+        attack: SignAttack | None = None,
         sharpness: float = 0.0,
         clip_norm: float | None = None,
         unlabeled_weight: float = 0.0,
         **generative: Any,
     ):
-        if not isinstance(energy.network, ClassMarginal):
-            raise TypeError(
-                f"The energy's network must be a ClassMarginal, got {energy.network!r}."
-            )
         if form not in FORMS:
             raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}.")
         if form == "joint" and generative_weight > 1:
@@ -315,117 +470,104 @@ class JointLikelihood(ClassObjective):
             )
         if "refinement" in generative:
             raise ValueError("JointLikelihood takes no `refinement`.")
-        of_rows = ContrastiveDivergence(energy, sampler, chains, **generative)
-        super().__init__(of_rows, generative_weight, class_weight)
-        self.form, self.noisy = form, noisy
-        self.augmentation, self.sharpness, self.clip_norm = augmentation, sharpness, clip_norm
-        self.unlabeled_weight = unlabeled_weight
+        check_has_classes(energy)
+        super().__init__(
+            ContrastiveDivergence(energy, sampler, chains, **generative),
+            generative_weight,
+            class_weight,
+            noisy=noisy,
+            augmentation=augmentation,
+            attack=attack,
+            sharpness=sharpness,
+            clip_norm=clip_norm,
+            unlabeled_weight=unlabeled_weight,
+        )
+        self.form = form
 
-    # ---------------------------------------------------------------- the loss
+    def _compared(self, batch: Batch, state: Any, generator: torch.Generator) -> Compared:
+        x, state = self.generative.phases(batch, state, generator)
+        return Compared(x, state.chain.x, state)
 
-    def forward(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
-        """Loss of a batch, after its chains have moved."""
-        view = self._view(batch, state, generator)
-        return Loss(self._value(view, batch), view.state)
 
-    def gradients(self, batch: Batch, state: Any, generator: torch.Generator) -> Loss:
-        """Write the clipped gradient, evaluated at the weights or after the ascent step."""
-        view, trained = self._view(batch, state, generator), self.clear_gradients()
-        value = self._backward(view, batch, trained)
-        if self.sharpness:
-            norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
-            length = self.sharpness / norm.clamp_min(1e-12)
-            before = [p.clone() for p in trained]
-            for p in trained:
-                assert p.grad is not None
-                p.add_(length * p.grad)
-            self._backward(view, batch, self.clear_gradients())
-            for p, old in zip(trained, before, strict=True):
-                p.copy_(old)
-        if self.clip_norm is not None:
-            reduce_gradients(value)
-            torch.nn.utils.clip_grad_norm_(trained, self.clip_norm)
-        return Loss(value, view.state)
+class AdversarialJoint(JointObjective):
+    r"""Cross-entropy plus a logistic loss of the rows against rows made by gradient ascent.
 
-    def _view(self, batch: Batch, state: Any, generator: torch.Generator) -> View:
-        """Move the chains and draw the noise, classes and augmentation of a batch."""
-        classified: Tensor | None = batch.x
-        x, u = None, None
-        if self.generative_weight:
-            x, state = self.generative.phases(batch, state, generator)
-            if self.form == "joint":
-                kind: dict[str, Any] = {"dtype": x.dtype, "device": x.device}
-                u = torch.rand(len(state.chain.x), generator=generator, **kind)
-            if self.noisy or self.generative.sigma is None:
-                classified = None if self.augmentation is None else x
-        if self.augmentation is not None:
-            with torch.no_grad():
-                classified = self.augmentation(classified, generator)
-        return View(classified, x, u, state, self._pseudo_labels(batch))
+    .. math:: L = -\mathbb E \log p(y \mid x) + \lambda \Bigl(
+        \mathbb E_{data}\, \mathrm{softplus}(-g(x)) + \mathbb E_{neg}\, \mathrm{softplus}(g(x'))
+        \Bigr), \qquad g(x) = \log \sum_y e^{\mathrm{logits}_y(x)}
 
-    @torch.no_grad()
-    def _pseudo_labels(self, batch: Batch) -> Tensor | None:
-        """Classes of unlabelled rows that the model is sure of, without noise; -1 for others."""
-        if not self.unlabeled_weight or batch.y is None:
-            return None
-        unknown = (batch.y == UNKNOWN).nonzero().ravel()
-        found = torch.full_like(batch.y, UNKNOWN)
-        if len(unknown):
-            with sampling(self.energy):
-                share, label = self.logits(batch.x[unknown]).softmax(1).max(1)
-            found[unknown] = torch.where(share >= SURE, label, UNKNOWN)
-        return found
+    With `attack` the first term is that of rows moved against their classes, and both terms are
+    trained adversarially [1]_. g is not trained by likelihood: see :class:`AdversarialContrast` for
+    what it is.
 
-    def _backward(self, view: View, batch: Batch, trained: list[torch.nn.Parameter]) -> Tensor:
-        """Write the gradient at the current weights and return the loss there."""
-        with torch.enable_grad():
-            value = self._value(view, batch)
-            value.backward()
-        fill_missing(trained)
-        return value.detach()
+    Parameters
+    ----------
+    energy : NeuralEnergy
+        Energy whose network is a :class:`~skebm.energies.ClassMarginal`.
+    generative_weight : float, default=1
+        :math:`\lambda \ge 0`.
+    class_weight, noisy, augmentation, attack, sharpness, clip_norm, unlabeled_weight
+        Arguments of :class:`JointLikelihood`.
+    **generative
+        Arguments of :class:`AdversarialContrast`.
 
-    def _value(self, view: View, batch: Batch) -> Tensor:
-        """Loss, by a single pass over the rows of all terms."""
-        network, weight = self._class_marginal, self.generative_weight
-        if view.x is None:
-            assert view.classified is not None
-            return self.cross_entropy_of(self.logits(view.classified), batch, view.pseudo)
-        chain, n = view.state.chain.x, len(view.x)
-        shared = view.classified is None
-        parts = [view.x, chain] if view.classified is None else [view.x, chain, view.classified]
-        logits = self.logits(torch.cat(parts))
-        both = logits[: n + len(chain)]
-        classified = logits[:n] if shared else logits[len(both) :]
-        discriminative = self.cross_entropy_of(classified, batch, view.pseudo)
-        if view.u is None:
-            f = network.of_logits(both)
-            return discriminative + weight * self.generative.contrast(f, batch, view.state)
-        of_rows, of_chains = both.split([n, len(chain)])
-        f = torch.cat([self._of_targets(of_rows, batch.y), self._of_draws(of_chains, view.u)])
-        joint = self.generative.contrast(f, batch, view.state)
-        return (1 - weight) * discriminative + weight * joint
+    References
+    ----------
+    .. [1] Yin, Zhang, Steele, Shavit and Wang (2025), "Joint discriminative-generative modeling via
+       dual adversarial training", arXiv:2510.13872.
 
-    def _of_targets(self, logits: Tensor, y: Tensor | None) -> Tensor:
-        """Minus the logit of each row's class; minus the log-sum-exp of all for unlabelled rows."""
-        if y is None:
-            return self._class_marginal.of_logits(logits)
-        known = y != UNKNOWN
-        own = logits.gather(1, y.clamp_min(0)[:, None])[:, 0]
-        return torch.where(known, -own, self._class_marginal.of_logits(logits))
+    Examples
+    --------
+    >>> import torch
+    >>> from skebm.base import Batch, Real
+    >>> from skebm.distributions import Gaussian
+    >>> from skebm.energies import MLP, ClassMarginal, NeuralEnergy, Spec
+    >>> from skebm.objectives import AdversarialJoint
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> network = ClassMarginal(MLP((16,)).build(Spec((2,), generator, n_classes=3)))
+    >>> energy = NeuralEnergy(network, Real((2,)), Gaussian(torch.zeros(2), 1.0))
+    >>> batch = Batch(torch.randn(20, 2, generator=generator), torch.zeros(20, dtype=torch.long))
+    >>> loss = AdversarialJoint(energy, n_steps=3)(batch, None, generator)
+    >>> round(loss.value.item(), 4)  # log 3, log 4 / 3 of the rows and log 4 of the negatives
+    2.7726
+    """
 
-    def _of_draws(self, logits: Tensor, u: Tensor) -> Tensor:
-        """Minus the logit of a class drawn from p(y | x) for each row."""
-        drawn = draw_index(logits.detach().softmax(1), u)
-        return -logits.gather(1, drawn[:, None])[:, 0]
+    def __init__(
+        self,
+        energy: NeuralEnergy,
+        *,
+        generative_weight: float = 1.0,
+        class_weight: Tensor | None = None,
+        noisy: bool = True,
+        augmentation: Any = None,
+        attack: SignAttack | None = None,
+        sharpness: float = 0.0,
+        clip_norm: float | None = None,
+        unlabeled_weight: float = 0.0,
+        **generative: Any,
+    ):
+        check_has_classes(energy)
+        super().__init__(
+            AdversarialContrast(energy, **generative),
+            generative_weight,
+            class_weight,
+            noisy=noisy,
+            augmentation=augmentation,
+            attack=attack,
+            sharpness=sharpness,
+            clip_norm=clip_norm,
+            unlabeled_weight=unlabeled_weight,
+        )
 
-    @property
-    def _class_marginal(self) -> ClassMarginal:
-        network: Any = self.energy.network
-        return network
+    def _compared(self, batch: Batch, state: Any, generator: torch.Generator) -> Compared:
+        x, negatives = self.generative.phases(batch, generator)
+        return Compared(x, negatives, state)
 
-    def logits(self, x: Tensor) -> Tensor:
-        """log p(x, y) - log q(x) up to a constant, (n, K)."""
-        return self._class_marginal.classifier(self.energy.as_input(x))
+
+def check_has_classes(energy: NeuralEnergy) -> None:
+    """Raise `TypeError` for an energy whose network has no logits."""
+    if not isinstance(energy.network, ClassMarginal):
+        raise TypeError(f"The energy's network must be a ClassMarginal, got {energy.network!r}.")
 
 
 def likeliest_power(rows: Tensor, weight: Tensor, draws: Tensor) -> float:

@@ -1,0 +1,1 @@
+"""Configurations of networks that take images, for ``network=`` of the estimators."""

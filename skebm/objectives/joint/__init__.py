@@ -1,0 +1,1 @@
+"""Objectives of classes and rows: with negatives by chains, and by gradient ascent."""
