@@ -43,6 +43,7 @@ page_outputs = [
     "guide/log_partition",
     "guide/migrate",
     "guide/ood_images",
+    "guide/report",
     "guide/sample",
     "guide/samplers",
     "guide/saving",

@@ -189,10 +189,12 @@ class TrainingDisplay:
     def _draw(self, ax: Any, panel: str, names: list[str]) -> None:
         for name in names:
             label, colour = LOSSES.get(name, (name, NAVY))
-            values = self.history[name]
-            marker = "o" if len(values) == 1 else None
-            epochs = np.arange(1, len(values) + 1)
-            ax.plot(epochs, values, color=colour, label=label, lw=1.3, marker=marker)
+            values = np.asarray(self.history[name], dtype=float)
+            recorded = np.flatnonzero(~np.isnan(values))
+            # Values that only some epochs have are points that lines join.
+            marker = "o" if len(recorded) < max(2, len(values)) else None
+            points = recorded + 1, values[recorded]
+            ax.plot(*points, color=colour, label=label, lw=1.3, marker=marker, ms=4)
         if self.best_epoch is not None:
             label = f"best: epoch {self.best_epoch}"
             ax.axvline(self.best_epoch, color="0.4", lw=1, ls="--", zorder=0, label=label)

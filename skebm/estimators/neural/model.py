@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator
 from numbers import Real
 from typing import Any
 
@@ -29,7 +27,6 @@ from skebm.estimators.neural.sampling import (
 )
 from skebm.estimators.queries.models import ModelQueriesMixin
 from skebm.estimators.tables.frames import as_given
-from skebm.estimators.tables.table import Table, is_far
 from skebm.estimators.tables.units import Units
 
 # Steps of the chains of imputations, after as many adaptation steps.
@@ -97,8 +94,8 @@ class NeuralMixin(ModelQueriesMixin, PartitionMixin):
         X = self._query_input(self._given_rows(given, n_samples))
         x = self._rows_of_input(X)
         x = x[torch.arange(n) % n_samples]
-        with _far_rows_named(table, x, lambda row: row):
-            drawn = impute_rows(energy, chains, x, generator, n_steps)[:n_samples]
+        self._check_near(x)
+        drawn = impute_rows(energy, chains, x, generator, n_steps)[:n_samples]
         return table.with_imputations(X, drawn)
 
     def _filled(
@@ -107,14 +104,13 @@ class NeuralMixin(ModelQueriesMixin, PartitionMixin):
         if how != "draw":
             return super()._filled(x, how, n_draws, n_steps, generator)
         incomplete = x.isnan().any(1).nonzero().ravel()
-        energy, chains, table = self.energy_, self._chains(), self._recipe.table
+        energy, chains = self.energy_, self._chains()
         made = []
         for _ in range(n_draws):
             full = x.clone()
             for some in incomplete.split(BLOCK) if len(incomplete) else ():
-                with _far_rows_named(table, x[some], some.tolist().__getitem__):
-                    steps = N_STEPS if n_steps is None else n_steps
-                    full[some] = impute_rows(energy, chains, x[some], generator, steps)
+                steps = N_STEPS if n_steps is None else n_steps
+                full[some] = impute_rows(energy, chains, x[some], generator, steps)
             made.append(full)
         return made
 
@@ -271,16 +267,3 @@ class NeuralMixin(ModelQueriesMixin, PartitionMixin):
         """Shape of a row."""
         check_is_fitted(self)
         return self._recipe.table.row_shape
-
-
-@contextlib.contextmanager
-def _far_rows_named(table: Table, x: Tensor, number: Callable[[int], int]) -> Iterator[None]:
-    """Say which row of X is too far away where chains cannot start; `number` is its place in X."""
-    far = is_far(x)
-    try:
-        yield
-    except (ValueError, FloatingPointError):
-        if far.any():
-            row = int(far.int().argmax())
-            table.refuse_row(x[row : row + 1], number(row), "no chain can start")
-        raise

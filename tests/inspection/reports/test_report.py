@@ -24,7 +24,7 @@ from skebm import (
     ScoreMatchingDensity,
     TractableDensity,
 )
-from skebm.inspection import report
+from skebm.inspection import TrainingDisplay, report
 from skebm.partition import AIS
 from tests.contracts.test_shared_state import CASES, all_estimators, fitted
 from tests.support.tiers import full
@@ -253,3 +253,11 @@ def test_an_argument_that_is_a_random_state(density):
     found = report(density, TRAIN, random_state=np.random.RandomState(3))
     again = report(density, TRAIN, random_state=np.random.RandomState(3))
     assert found.facts["samples"] == again.facts["samples"]
+
+
+def test_a_curve_of_some_epochs_is_drawn():
+    """A deep machine is assessed a few times; nan of the other epochs would hide the values."""
+    history = {"train_loss": np.arange(5.0), "gain_over_base": np.array([np.nan, 1, np.nan, 2, 3])}
+    display = TrainingDisplay(history=history).plot()
+    (line,) = display.axes_["gain_over_base"].lines
+    np.testing.assert_array_equal(line.get_xydata(), [[2, 1], [4, 2], [5, 3]])
