@@ -77,7 +77,7 @@ def test_units_change_all_by_the_same(make):
 
 
 def test_missing_entries_are_left_out_of_all():
-    X = np.where(rng.random(NUMBERS.shape) < 0.2, np.nan, NUMBERS)
+    X = np.where(np.random.default_rng(1).random(NUMBERS.shape) < 0.2, np.nan, NUMBERS)
     model = TractableDensity("gaussian", random_state=0).fit(X[:200])
     found, rivals = compared(model, X)
     assert found.mean == pytest.approx(model.score_samples(X[200:]).mean(), abs=1e-6)
@@ -88,9 +88,10 @@ def test_missing_entries_are_left_out_of_all():
 
 
 def test_a_frame_with_levels_is_compared_with_latent_classes():
-    side = rng.random(400) < 0.5
+    random = np.random.default_rng(2)
+    side = random.random(400) < 0.5
     frame = pd.DataFrame(
-        {"size": rng.normal(size=400) + 6 * side, "kind": np.where(side, "a", "b")}
+        {"size": random.normal(size=400) + 6 * side, "kind": np.where(side, "a", "b")}
     )
     model = TractableDensity(random_state=0).fit(frame[:200])
     _, rivals = compared(model, frame)

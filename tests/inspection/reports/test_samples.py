@@ -14,7 +14,7 @@ ROWS, DRAWS, TRAIN = rng.normal(size=(3, 400, 3))
 
 
 def test_distances_are_those_of_scipy_and_of_shares():
-    kinds = rng.choice(["a", "b", "c"], (2, 400), p=[0.6, 0.3, 0.1])
+    kinds = np.random.default_rng(3).choice(["a", "b", "c"], (2, 400), p=[0.6, 0.3, 0.1])
     frames = [
         pd.DataFrame({"number": X[:, 0], "kind": kind})
         for X, kind in zip((ROWS, DRAWS + 0.3), kinds, strict=True)
@@ -51,10 +51,10 @@ def test_correlations_are_those_of_scipy():
 
 
 def test_missing_entries_of_rows_are_missing_in_draws():
-    X = np.where(rng.random(ROWS.shape) < [0.5, 0.1, 0.0], np.nan, ROWS)
-    found = shared_columns(X, DRAWS)
+    holes = np.random.default_rng(2).random(ROWS.shape) < [0.5, 0.1, 0.0]
+    found = shared_columns(np.where(holes, np.nan, ROWS), DRAWS)
     shares = [np.isnan(one.draws).mean() for one in found]
-    np.testing.assert_allclose(shares, [0.5, 0.1, 0.0], atol=0.08)
+    np.testing.assert_allclose(shares, holes.mean(0), atol=0.1)  # four standard errors
     together = filled([one.rows for one in found], [1.0, 1.0, 1.0])
     assert np.isfinite(together).all()
 
