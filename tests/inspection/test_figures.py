@@ -103,7 +103,7 @@ def display_of(name):
 
 
 def test_every_display_is_here():
-    assert set(DISPLAYS) == set(inspection.__all__)
+    assert set(DISPLAYS) == {name for name in inspection.__all__ if name.endswith("Display")}
 
 
 def boxes(texts):
