@@ -644,6 +644,15 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
         """
         return self._of_rows(X, self._logits_of)
 
+    def _network_logits(self, X: Any) -> np.ndarray:
+        """Logits of the network, (n, K), at power 1: their log-sum-exp corrects the base."""
+
+        def finite(rows: Rows) -> np.ndarray:
+            found = self._map(rows, logits_of).double().numpy()
+            return self._recipe.table.check_finite(found, rows, "the logits")
+
+        return self._of_rows(X, finite)
+
     def _logits_of(self, rows: Rows) -> np.ndarray:
         found = self._map(rows, logits_of).double()
         found = found - (1 - self.power_) * found.logsumexp(1, keepdim=True)

@@ -37,7 +37,9 @@ class LogitEnergy(BaseEstimator):
     Logits :math:`f_k` that were trained for the classes alone are large for rows like those of the
     training, as the cross-entropy raises them there [1]_. It is no log-likelihood: nothing
     normalises it, and an architecture may give large logits to rows far away. A model of the rows,
-    such as :class:`JEMClassifier` with ``statistic="log_density"``, is trained for it.
+    such as :class:`JEMClassifier` with ``statistic="log_density"``, is trained for it. Of a
+    :class:`JEMClassifier` this is the part of log p(x) that corrects the base, before its power is
+    chosen: among images it may tell what the base does not.
 
     It is the statistic ``"logit_energy"`` of :class:`EnergyOutlierDetector`; as an object it has a
     temperature, and it may be called with any classifier and rows.
@@ -88,9 +90,9 @@ class LogitEnergy(BaseEstimator):
         Parameters
         ----------
         estimator : object
-            A fitted classifier with ``decision_function``, scikit-learn's ``MLPClassifier``, a
-            classifier of skorch or a torch module whose outputs are logits, or a pipeline or search
-            that ends in one.
+            A fitted classifier with ``decision_function``, scikit-learn's ``MLPClassifier``,
+            :class:`JEMClassifier`, a classifier of skorch or a torch module whose outputs are
+            logits, or a pipeline or search that ends in one.
         X : {array-like, frame, tensor} of shape (n_samples, ...)
 
         Returns
@@ -100,7 +102,8 @@ class LogitEnergy(BaseEstimator):
         Raises
         ------
         TypeError
-            If there are no logits, as of trees, or if the classifier is a density of its rows.
+            If there are no logits, as of trees, or if the classifier is an RBM, which has a density
+            and no other energy.
         ValueError
             If outputs of a network are (log) probabilities, whose energy is 0 for all rows.
         """
@@ -118,6 +121,8 @@ def class_logits(estimator: Any, X: Any) -> np.ndarray:
     before, final = last_step(estimator)
     check_has_logits(final)
     X = input_of_last_step(before, X)
+    if hasattr(final, "_network_logits"):
+        return np.asarray(final._network_logits(X))
     if isinstance(final, MLPClassifier):
         return _two_sided(_of_perceptron(final, X))
     if hasattr(final, "decision_function"):
@@ -128,12 +133,14 @@ def class_logits(estimator: Any, X: Any) -> np.ndarray:
 def check_has_logits(estimator: Any) -> None:
     """Raise `TypeError` for an estimator without logits."""
     final = last_step(estimator, into_detectors=False)[1]
-    if isinstance(final, ProbabilisticClassifierMixin):
+    has_network = hasattr(final, "_network_logits")  # a joint model
+    if isinstance(final, ProbabilisticClassifierMixin) and not has_network:
         raise TypeError(
             f"{type(final).__name__} is a density of its rows, of which the energy is known: use "
             "statistic='log_density'."
         )
     is_net = hasattr(final, "forward") and hasattr(final, "module")
+    is_net = is_net or has_network
     if not (hasattr(final, "decision_function") or is_net) and not isinstance(final, MLPClassifier):
         raise TypeError(
             f"statistic='logit_energy' needs a classifier with logits, and {type(final).__name__} "

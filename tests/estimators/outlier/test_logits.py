@@ -18,7 +18,7 @@ from sklearn.svm import SVC
 from skorch import NeuralNetClassifier
 from torch import nn
 
-from skebm import EnergyOutlierDetector, JEMClassifier
+from skebm import EnergyOutlierDetector, JEMClassifier, RBMClassifier
 from skebm.estimators import LogitEnergy
 from tests.support.tiers import leading
 
@@ -109,11 +109,24 @@ def test_a_detector_holds_its_level_and_finds_other_digits():
     assert_allclose(fitted.score_samples(new), LogitEnergy(2.0)(detector.estimator_, new))
 
 
+def test_a_joint_model_has_the_logits_of_its_network():
+    """Before its power: what corrects the base in log p(x) is power times their log-sum-exp."""
+    model = JEMClassifier(base="gaussian", n_iter=3, random_state=0).fit(X, Y)
+    found = LogitEnergy()(model, X)
+    base = JEMClassifier(base="gaussian", n_iter=0, random_state=0).fit(X, Y)
+    correction = model.score_samples(X) - base.score_samples(X)
+    centred = correction - correction.mean()
+    assert_allclose(centred, model.power_ * (found - found.mean()), atol=2e-5)
+    detector = EnergyOutlierDetector(model, statistic="logit_energy", prefit=True).fit(X)
+    assert_allclose(detector.score_samples(X), found)
+    assert_allclose(np.exp(found), np.exp(model._network_logits(X)).sum(1), rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
         (RandomForestClassifier(3), "no decision_function"),
-        (JEMClassifier(), "log_density"),
+        (RBMClassifier(2, n_iter=1), "log_density"),
         (SVC(decision_function_shape="ovo"), "'ovr'"),
     ],
 )
