@@ -12,6 +12,7 @@ from skebm.distributions import Gaussian
 from skebm.energies import NeuralEnergy
 from skebm.estimators.neural.sampling import Chains, draw_by_chains, impute_rows, starts
 from skebm.samplers import HMC, MALA
+from tests.support.tiers import full
 
 rng = np.random.default_rng(0)
 SIDE = rng.choice([-1.0, 1.0], 1500)
@@ -99,7 +100,7 @@ def test_steps_remove_what_few_proposals_leave():
 @pytest.mark.parametrize(
     "model",
     [
-        ScoreMatchingDensity(base="gaussian", n_iter=30, random_state=0),
+        pytest.param(ScoreMatchingDensity(base="gaussian", n_iter=30, random_state=0), marks=full),
         NCEDensity(noise="gaussian", n_iter=10, random_state=0),
         BoostedDensity(base="gaussian", n_iter=30, random_state=0),
     ],
