@@ -85,22 +85,15 @@ def _say_of_p_values(section: Section, model: Any, normal: Any) -> None:
     )
     section.blocks.append(Tabulated(("level", "share", "standard error"), rows))
     section.facts["p_values"] = {level: share for level, share, _ in rows}
-    display = (
-        PValueDisplay.from_estimator(model, normal)
-        if hasattr(model, "n_calibration_") and hasattr(model, "estimators_")
-        else None
-    )
-    if display is not None:
-        section.blocks += picture(
-            "P-values of these rows; calibrated ones follow the diagonal.",
-            (5.2, 3.6),
-            lambda figure: _ignore(display.plot(figure.subplots())),
-            prefix="p-values",
-        )
+    if not (hasattr(model, "n_calibration_") and hasattr(model, "estimators_")):
+        return  # an ensemble, whose members are calibrated together
+    display = PValueDisplay.from_estimator(model, normal)
 
+    def draw(figure: Any) -> None:
+        display.plot(figure.subplots())
 
-def _ignore(_: Any) -> None:
-    """Nothing, of a display that has been drawn."""
+    caption = "P-values of these rows; calibrated ones follow the diagonal."
+    section.blocks += picture(caption, (5.2, 3.6), draw, prefix="p-values")
 
 
 def _of_density(subject: Subject) -> Section | None:

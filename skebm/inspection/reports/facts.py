@@ -207,11 +207,12 @@ def fit_section(subject: Subject) -> Section:
         if found:
             grid = Tabulated(("parameter", "asked for", "used", "why"), found)
             section.blocks += [f"Settings of {type(part).__name__}:", grid]
-            section.facts["settings"] = [one._asdict() for one in found]
+            named = section.facts.setdefault("settings", {})
+            named[type(part).__name__] = [one._asdict() for one in found]
         more = results(part)
         if more:
             section.blocks.append(Tabulated(("fitted attribute", "value"), list(more.items())))
-            section.facts["results"] = more
+            section.facts.setdefault("results", {})[type(part).__name__] = more
     return section
 
 
