@@ -161,11 +161,12 @@ def report(
 
     Examples
     --------
-    >>> from sklearn.datasets import load_wine
+    >>> from sklearn.datasets import load_breast_cancer
     >>> from sklearn.model_selection import train_test_split
     >>> from skebm import TractableDensity
     >>> from skebm.inspection import report
-    >>> X_train, X_test = train_test_split(load_wine().data, random_state=0)
+    >>> cells = load_breast_cancer().data[:, :10]
+    >>> X_train, X_test = train_test_split(cells, random_state=0)
     >>> model = TractableDensity("gaussian").fit(X_train)
     >>> found = report(model, X_train, X_test)
     >>> [one["name"] for one in found.facts["likelihood"]["rivals"]]
