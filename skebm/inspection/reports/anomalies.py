@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from sklearn.utils import get_tags
 
-from skebm._validation import is_frame, n_rows
+from skebm._validation import is_frame
 from skebm.base.processes import collect_warnings
 from skebm.estimators import EnergyOutlierDetector
 from skebm.estimators.queries.densities import log_density
@@ -15,7 +15,7 @@ from skebm.inspection._drawing import NAVY, ORANGE
 from skebm.inspection.detection.p_values import PValueDisplay
 from skebm.inspection.reports.page import NotSaidError, Section, Tabulated, number, with_error
 from skebm.inspection.reports.pictures import SMALL, picture, tidy
-from skebm.inspection.reports.subject import Subject, ask, take
+from skebm.inspection.reports.subject import Subject, ask, random_rows, take
 from skebm.metrics import average_precision_bootstrap, roc_auc_bootstrap
 
 N_ANOMALIES = 10
@@ -216,7 +216,7 @@ def _explained(subject: Subject, worst: Any) -> Any:
     if not subject.has_density:
         raise ValueError("its scores are no densities, and it explains nothing itself")
     reference = subject.X_train if subject.X_train is not None else subject.outer_rows()[0]
-    some = take(reference, np.arange(min(N_REFERENCE_ROWS, n_rows(reference))))
+    some = random_rows(reference, N_REFERENCE_ROWS, subject.seed)
     if get_tags(subject.model).estimator_type == "classifier":
         raise ValueError("reasons are for densities and detectors")
     with collect_warnings():

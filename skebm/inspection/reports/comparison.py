@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skebm._validation import n_rows
 from skebm.base import Clamp, Domain, Mixed, Real
 from skebm.base.domains import columns_of, parts_of
 from skebm.distributions import Distribution, GaussianMixture, LatentClasses
@@ -21,7 +20,7 @@ from skebm.estimators.queries.densities import (
 from skebm.estimators.tables.bases import fit_completed
 from skebm.inspection.reports.facts import log_z_of
 from skebm.inspection.reports.page import NotSaidError, Section, Tabulated, number, with_error
-from skebm.inspection.reports.subject import MOST_TEST, Subject, ask, take
+from skebm.inspection.reports.subject import MOST_TEST, Subject, ask, random_rows, take
 from skebm.training.rows import Rows
 
 # Training rows that simple densities are fitted to, columns up to which mixtures have covariances,
@@ -209,7 +208,7 @@ def _rivals(subject: Subject, X: Any) -> dict[str, np.ndarray]:
     if base is not None and base.domain.n_columns == test.x.shape[1]:
         found["its base"] = test.log_prob(base.to(torch.device("cpu"), torch.float64))
     try:
-        train = model_rows(subject.final, take(subject.train, _few(subject)))
+        train = model_rows(subject.final, random_rows(subject.train, MOST_FITTED, subject.seed))
     except NotSaidError:
         return found
     found["independent columns"] = _independent(train, test)
@@ -250,10 +249,6 @@ def _base_of(final: Any) -> Distribution | None:
     """What the energy corrects; None where the model has no such part, or is one itself."""
     base = getattr(final, "base_", None)
     return base if isinstance(base, Distribution) and base.has_log_marginal else None
-
-
-def _few(subject: Subject) -> np.ndarray:
-    return np.arange(min(MOST_FITTED, n_rows(subject.train)))
 
 
 def _as_rows(rows: ModelRows) -> Rows:
@@ -332,8 +327,8 @@ def _mixture(x: Tensor, sizes: tuple[int, ...]) -> GaussianMixture:
 def _mean_of_train(subject: Subject) -> float:
     """Mean log-likelihood of training rows under the model; nan if it is not known."""
     try:
-        index = np.arange(min(MOST_TEST, n_rows(subject.train)))
-        log_prob = np.asarray(ask(log_density, subject.final, take(subject.train, index)))
+        some = random_rows(subject.train, MOST_TEST, subject.seed)
+        log_prob = np.asarray(ask(log_density, subject.final, some))
     except NotSaidError:
         return math.nan
     return float(log_prob[np.isfinite(log_prob)].mean())

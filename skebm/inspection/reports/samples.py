@@ -26,6 +26,8 @@ from skebm.inspection.reports.subject import Subject
 
 # Columns that are listed and drawn, pairs, levels of a bar chart, bins of a histogram.
 MOST_LISTED, MOST_DRAWN, MOST_PAIRS, MOST_LEVELS, N_BINS = 12, 6, 3, 8, 24
+# Points of each kind in a scatter plot.
+MOST_POINTS = 300
 # Columns that the classifier is given, and of whose pairs correlations are computed.
 MOST_COLUMNS = 400
 # AUROC above which the classifier tells draws from rows, in a sentence.
@@ -50,7 +52,9 @@ def two_sample_test(pairs: list[SharedColumn], seed: int) -> TwoSampleTest:
     n = min(len(ours), len(theirs))
     if n < 20:
         raise NotSaidError("fewer than 20 rows do not tell draws from rows")
-    X, y = np.concatenate([ours[:n], theirs[:n]]), np.repeat([0, 1], n)
+    random = np.random.RandomState(seed)  # tables may be sorted
+    some = [random.permutation(len(part))[:n] for part in (ours, theirs)]
+    X, y = np.concatenate([ours[some[0]], theirs[some[1]]]), np.repeat([0, 1], n)
     score, importance = np.empty(2 * n), np.zeros(len(pairs))
     for k, (train, test) in enumerate(
         StratifiedKFold(3, shuffle=True, random_state=seed).split(X, y)
@@ -228,13 +232,15 @@ def _say_of_pairs(section: Section, pairs: list[SharedColumn]) -> None:
         axes = np.ravel(figure.subplots(1, len(shown), squeeze=False))
         for ax, (i, j) in zip(axes, shown, strict=True):
             one, other = usable[i], usable[j]
-            ax.plot(one.draws[:300], other.draws[:300], ".", ms=3, alpha=0.6, color=ORANGE)
-            ax.plot(one.rows[:300], other.rows[:300], ".", ms=3, color=NAVY)
+            for of, colour in (("draws", ORANGE), ("rows", NAVY)):
+                x, y = getattr(one, of), getattr(other, of)
+                step = math.ceil(len(x) / MOST_POINTS)
+                ax.plot(x[::step], y[::step], ".", ms=3, alpha=0.7, color=colour)
             ax.set_xlabel(_shorter(one.name, 24), fontsize=SMALL)
             ax.set_ylabel(_shorter(other.name, 24), fontsize=SMALL)
             tidy(ax)
 
-    caption = "The pairs of numbers that differ most: 300 rows in blue, 300 draws in orange."
+    caption = "The pairs of numbers that differ most: some rows in blue, draws in orange."
     section.blocks += picture(caption, (2.5 * len(shown), 2.4), draw, prefix="pairs")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import scipy.sparse as sp
 from sklearn.base import is_classifier, is_outlier_detector, is_regressor
 
-from skebm._validation import check_is_fitted, is_frame, n_rows
+from skebm._validation import check_is_fitted, is_frame
 from skebm.estimators.queries.densities import (
     draw_rows,
     input_of_last_step,
@@ -115,7 +115,7 @@ class Subject:
     def rows(self) -> tuple[Any, bool]:
         """Test rows as the innermost model sees them, and whether they are test rows.
 
-        Without test rows these are the first training rows, which a model knows.
+        Without test rows these are some training rows, which a model knows.
         """
         X = self.outer_rows()[0]
         return ask(input_of_last_step, self.steps, X), self.X_test is not None
@@ -125,7 +125,7 @@ class Subject:
         if self.X_test is not None:
             return self.X_test, True
         if self.X_train is not None:
-            return take(self.X_train, np.arange(min(MOST_TEST, n_rows(self.X_train)))), False
+            return random_rows(self.X_train, MOST_TEST, self.seed), False
         raise NotSaidError("it needs rows: pass X_test=, rows that the model was not fitted to")
 
     @functools.cached_property
@@ -169,10 +169,7 @@ class Subject:
         n = _n_of(X)
         if n == 0:
             raise ValueError(f"{name} has no rows.")
-        if n <= most:
-            return X
-        chosen = np.random.RandomState(seed).choice(n, most, replace=False)
-        return take(X, np.sort(chosen))
+        return random_rows(X, most, seed)
 
     def _check_width(self, name: str, X: Any) -> None:
         """Raise `ValueError` where rows have another number of columns than those of the fit."""
@@ -193,10 +190,16 @@ class Subject:
         n = _n_of(X_test)
         if labels.shape != (n,):
             raise ValueError(f"y must have one label for each of {n} rows, got {labels.shape}.")
-        if n > MOST_TEST:
-            chosen = np.random.RandomState(self.seed).choice(n, MOST_TEST, replace=False)
-            labels = labels[np.sort(chosen)]
-        return labels
+        found: np.ndarray = random_rows(labels, MOST_TEST, self.seed)
+        return found
+
+
+def random_rows(X: Any, most: int, seed: int) -> Any:
+    """At most so many rows at random, in their order: tables may be sorted."""
+    n = _n_of(X)
+    if n <= most:
+        return X
+    return take(X, np.sort(np.random.RandomState(seed).choice(n, most, replace=False)))
 
 
 def take(X: Any, index: np.ndarray) -> Any:

@@ -165,6 +165,16 @@ def test_many_rows_are_sampled_and_that_is_said():
     assert "20,000 test rows (2,000 of them, at random)" in found.html
 
 
+def test_sorted_tables_are_sampled_at_random():
+    """The first rows of a sorted table are no sample of it: rivals would be fitted to a part."""
+    X = np.sort(np.random.default_rng(0).normal(size=(6000, 1)), axis=0)
+    model = TractableDensity("gaussian").fit(X)
+    found = report(model, X).facts["likelihood"]
+    assert found["mean"] == pytest.approx(model.score(X), abs=0.05)
+    (rival,) = found["rivals"]
+    assert rival["gain"] == pytest.approx(0, abs=0.02)
+
+
 @full
 def test_threads_report_at_the_same_time(density):
     found = []

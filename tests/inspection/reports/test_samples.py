@@ -74,6 +74,12 @@ def test_a_classifier_tells_what_differs_and_only_that():
     assert other.columns[0][0] == "x1"
 
 
+def test_a_sorted_table_is_told_from_draws_no_better():
+    rows = np.random.default_rng(4).normal(size=(1200, 2))
+    found = two_sample_test(shared_columns(rows[rows[:, 0].argsort()], DRAWS[:, :2]), 0)
+    assert abs(found.auroc - 0.5) < 3 * found.error
+
+
 def test_few_rows_tell_nothing():
     with pytest.raises(NotSaidError, match="20"):
         two_sample_test(shared_columns(ROWS[:5], DRAWS), 0)
