@@ -51,7 +51,9 @@ class SharedColumn(NamedTuple):
         the mean of half of the absolute errors of shares and their spread.
         """
         n, m = (max(1, len(known(part))) for part in (self.rows, self.draws))
-        factor = 1.36 if self.levels is None else 0.4 * math.sqrt(len(self.levels) - 1) + 0.6
+        factor = (
+            1.36 if self.levels is None else 0.4 * math.sqrt(max(1, len(self.levels)) - 1) + 0.6
+        )
         return factor * math.sqrt(1 / n + 1 / m)
 
     def fractions(self, codes: np.ndarray) -> np.ndarray:

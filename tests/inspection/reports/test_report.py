@@ -232,9 +232,10 @@ HOSTILE = {
     "objects": TEST.astype(object),
     "a list": TEST.to_numpy().tolist(),
     "copies": pd.concat([TEST[:1]] * 30),
+    "a column of nothing": TEST.assign(hue=np.nan),
     "infinite": TEST.replace(TEST.iloc[0, 0], np.inf),
 }
-QUICK = ("one row", "infinite")
+QUICK = ("one row", "a column of nothing", "infinite")
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,7 @@ def test_a_column_of_nothing_is_no_trouble():
     X = np.column_stack([ROWS[:, 0], np.full(400, np.nan)])
     found = shared_columns(X, DRAWS[:, :2], TRAIN[:, :2])
     assert np.isnan(found[1].distance)
+    assert np.isfinite(found[1].by_chance)
     assert np.isfinite(filled([one.rows for one in found], [1.0, 1.0])).all()
 
 
