@@ -18,7 +18,12 @@ except ImportError as error:
 
 from skebm._validation import check_is_fitted, n_rows
 from skebm.estimators.outlier.statistics import is_surprise
-from skebm.estimators.queries.densities import last_step, log_density, scores_are_nats
+from skebm.estimators.queries.densities import (
+    last_step,
+    leaves_out_log_z,
+    log_density,
+    scores_are_nats,
+)
 from skebm.inspection.reports.facts import columns_of_fit, settings_of_fit, versions
 
 # A section of a card: what is said, and the rows of its table.
@@ -196,7 +201,7 @@ def _is_density(model: Any) -> bool:
     """Whether ``score_samples`` is a log density: neither a surprise nor minus an energy."""
     if not hasattr(model, "score_samples") or is_surprise(model) or not scores_are_nats(model):
         return False
-    return getattr(last_step(model)[1], "partition", "auto") is not None
+    return not leaves_out_log_z(last_step(model)[1])
 
 
 def _columns(model: Any) -> dict[str, list[str]]:

@@ -133,14 +133,14 @@ def class_logits(estimator: Any, X: Any) -> np.ndarray:
 def check_has_logits(estimator: Any) -> None:
     """Raise `TypeError` for an estimator without logits."""
     final = last_step(estimator, into_detectors=False)[1]
-    has_network = hasattr(final, "_network_logits")  # a joint model
-    if isinstance(final, ProbabilisticClassifierMixin) and not has_network:
+    if hasattr(final, "_network_logits"):  # a joint model
+        return
+    if isinstance(final, ProbabilisticClassifierMixin):
         raise TypeError(
             f"{type(final).__name__} is a density of its rows, of which the energy is known: use "
             "statistic='log_density'."
         )
     is_net = hasattr(final, "forward") and hasattr(final, "module")
-    is_net = is_net or has_network
     if not (hasattr(final, "decision_function") or is_net) and not isinstance(final, MLPClassifier):
         raise TypeError(
             f"statistic='logit_energy' needs a classifier with logits, and {type(final).__name__} "

@@ -110,6 +110,11 @@ def is_energy_based(final: Any) -> bool:
     return hasattr(type(final), "energy") and hasattr(type(final), "log_partition_")
 
 
+def leaves_out_log_z(final: Any) -> bool:
+    """Whether ``score_samples`` is minus an energy, as of ``partition=None``."""
+    return is_energy_based(final) and getattr(final, "partition", "auto") is None
+
+
 def has_normaliser(final: Any) -> bool:
     """Whether this is an estimator of ours with log Z: one for all rows, or one for a condition."""
     return hasattr(type(final), "partition_")
@@ -129,7 +134,7 @@ def check_normalised(estimator: Any) -> None:
             f"score_samples of {type(final).__name__} is no log-likelihood: its mean does not rank "
             'models. Compare detectors by labels, scoring="roc_auc".'
         )
-    if is_energy_based(final) and getattr(final, "partition", "auto") is None:
+    if leaves_out_log_z(final):
         # Its score_samples is minus the energy, whose mean grows with the scale of the energy.
         raise ValueError(
             f"{type(final).__name__} was given partition=None, so it has no log-likelihood: use "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -43,6 +44,10 @@ HOLD_BACK = (
 FEW_EPOCHS, MUCH, LARGE_ERROR = 20, 0.75, 0.1
 
 
+# What each section found, by its name.
+Facts = dict[str, dict[str, Any]]
+
+
 class Recommendation(NamedTuple):
     """A change that may make the model better.
 
@@ -62,8 +67,9 @@ class Recommendation(NamedTuple):
     program: str
 
 
-def recommendations(subject: Subject, facts: dict[str, Any]) -> list[Recommendation]:
+def recommendations(subject: Subject, facts: Facts) -> list[Recommendation]:
     """What to change, given what the other sections found."""
+    facts = defaultdict(dict, facts)
     found: list[Recommendation] = []
     for rule in (_of_detector, _of_likelihood, _of_training, _of_draws, _of_log_z):
         for one in rule(subject, facts):
@@ -90,10 +96,10 @@ def advice_section(found: list[Recommendation]) -> Section:
 # ------------------------------------------------------------------------------
 
 
-def _of_likelihood(subject: Subject, facts: dict[str, Any]) -> Iterator[Recommendation]:
+def _of_likelihood(subject: Subject, facts: Facts) -> Iterator[Recommendation]:
     """Simple densities that are better than the model."""
     better = _better(facts)
-    if not better or not facts.get("is_test_of_likelihood", False):
+    if not better or not facts["likelihood"]["is_test"]:
         return
     worst = min(better, key=lambda one: one["gain"])
     why = (
@@ -110,7 +116,7 @@ def _of_likelihood(subject: Subject, facts: dict[str, Any]) -> Iterator[Recommen
         yield Recommendation({}, why, f"{other}()")
 
 
-def _of_training(subject: Subject, facts: dict[str, Any]) -> Iterator[Recommendation]:
+def _of_training(subject: Subject, facts: Facts) -> Iterator[Recommendation]:
     """A training that ended early."""
     found = training(subject.final)
     changed = _changed(subject)
@@ -120,7 +126,7 @@ def _of_training(subject: Subject, facts: dict[str, Any]) -> Iterator[Recommenda
     if found is None or not isinstance(changed.get("n_iter"), int):
         return
     rise = gain_of_last_epochs(subject.final)
-    error = facts.get("error", math.inf)
+    error = facts["likelihood"].get("error", math.inf)
     if rise is not None and rise > 0.1 * error:
         why = f"Held-out rows still gained {number(rise, 2)} nats in the last fifth of the epochs."
         yield _reset(subject, "n_iter", f"{why} n_iter={changed['n_iter']} ended it.")
@@ -129,9 +135,9 @@ def _of_training(subject: Subject, facts: dict[str, Any]) -> Iterator[Recommenda
         yield _reset(subject, "n_iter", f"{why} off.")
 
 
-def _of_draws(subject: Subject, facts: dict[str, Any]) -> Iterator[Recommendation]:
+def _of_draws(subject: Subject, facts: Facts) -> Iterator[Recommendation]:
     """Draws that are nothing like rows."""
-    auroc = facts.get("two_sample_auroc", 0.5)
+    auroc = facts["samples"].get("two_sample_auroc", 0.5)
     guilty = _guilty(subject, facts)
     if auroc < MUCH or guilty is None:
         return
@@ -139,11 +145,12 @@ def _of_draws(subject: Subject, facts: dict[str, Any]) -> Iterator[Recommendatio
     yield _reset(subject, guilty, f"{why} {guilty}={_asked(subject, guilty)} was set.")
 
 
-def _of_log_z(subject: Subject, facts: dict[str, Any]) -> Iterator[Recommendation]:
+def _of_log_z(subject: Subject, facts: Facts) -> Iterator[Recommendation]:
     """A log Z whose error is large."""
-    lost = facts.get("mean", math.nan) - facts.get("pessimistic", math.nan)
-    error = facts.get("std_error", 0.0)
-    if not (error > LARGE_ERROR or lost > 2 * LARGE_ERROR) or facts.get("kind") == "exact":
+    nats, log_z = facts["likelihood"], facts["log_z"]
+    lost = nats.get("mean", math.nan) - nats.get("pessimistic", math.nan)
+    error = log_z.get("std_error", 0.0)
+    if not (error > LARGE_ERROR or lost > 2 * LARGE_ERROR) or log_z.get("kind") == "exact":
         return
     method = getattr(subject.final, "partition_", None)
     known = {} if method is None else method.get_params(deep=False)
@@ -158,13 +165,14 @@ def _of_log_z(subject: Subject, facts: dict[str, Any]) -> Iterator[Recommendatio
             return
 
 
-def _of_detector(subject: Subject, facts: dict[str, Any]) -> Iterator[Recommendation]:
+def _of_detector(subject: Subject, facts: Facts) -> Iterator[Recommendation]:
     """A detector that flags more rows than its level."""
-    level, rate = facts.get("level"), facts.get("rate", math.nan)
+    of_scores = facts["detection"]
+    level, rate = of_scores.get("level"), of_scores.get("rate", math.nan)
     params = subject.model.get_params(deep=False) if hasattr(subject.model, "get_params") else {}
-    if level is None or params.get("method") != "quantile" or not facts.get("is_test", False):
+    if level is None or params.get("method") != "quantile" or not of_scores["is_test"]:
         return
-    error = facts.get("rate_error", 0.0)
+    error = of_scores["rate_error"]
     if rate > float(level) + 3 * error and subject.y is not None:
         why = f"{with_error(rate, error)} of normal rows are flagged, at a level of {level:.3g}."
         yield Recommendation(
@@ -188,7 +196,7 @@ def _asked(subject: Subject, name: str) -> str:
     return repr(value) if isinstance(value, str) else text(value)
 
 
-def _guilty(subject: Subject, facts: dict[str, Any]) -> str | None:
+def _guilty(subject: Subject, facts: Facts) -> str | None:
     """The parameter that was set and most probably holds the model back."""
     changed = _changed(subject)
     found = [name for name in HOLD_BACK if name in changed]
@@ -200,14 +208,18 @@ def _guilty(subject: Subject, facts: dict[str, Any]) -> str | None:
     return found[0] if found else None
 
 
-def _better(facts: dict[str, Any]) -> list[dict[str, Any]]:
+def _better(facts: Facts) -> list[dict[str, Any]]:
     """Simple densities that are clearly better than the model."""
-    return [one for one in facts.get("rivals", []) if one["gain"] < -CLEAR * one["gain_error"]]
+    return [
+        one
+        for one in facts["likelihood"].get("rivals", [])
+        if one["gain"] < -CLEAR * one["gain_error"]
+    ]
 
 
-def _is_its_base(facts: dict[str, Any]) -> bool:
+def _is_its_base(facts: Facts) -> bool:
     """Whether the model is hardly better than its base."""
-    of_base = [one for one in facts.get("rivals", []) if one["name"] == "its base"]
+    of_base = [one for one in facts["likelihood"].get("rivals", []) if one["name"] == "its base"]
     return bool(of_base) and of_base[0]["gain"] <= 3 * of_base[0]["gain_error"]
 
 

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 from sklearn.utils import get_tags
 
-from skebm._validation import is_frame
+from skebm._validation import is_frame, take_rows
 from skebm.base.processes import collect_warnings
 from skebm.estimators import EnergyOutlierDetector
 from skebm.estimators.queries.densities import log_density
 from skebm.inspection._drawing import NAVY, ORANGE
 from skebm.inspection.detection.p_values import PValueDisplay
 from skebm.inspection.reports.page import NotSaidError, Section, Tabulated, number, with_error
-from skebm.inspection.reports.pictures import SMALL, picture, tidy
-from skebm.inspection.reports.subject import Subject, ask, random_rows, take
+from skebm.inspection.reports.pictures import SMALL, outline, picture, tidy
+from skebm.inspection.reports.subject import Subject, ask, random_rows
 from skebm.metrics import average_precision_bootstrap, roc_auc_bootstrap
 
 N_ANOMALIES = 10
@@ -33,7 +33,7 @@ def calibration_section(subject: Subject) -> Section | None:
 
 
 def _of_detector(subject: Subject) -> Section:
-    X, is_test = subject.outer_rows()
+    X, is_test = subject.outer_rows, subject.is_test
     model, section = subject.model, Section("Does it detect what it should?")
     score = np.asarray(ask(model.score_samples, X), dtype=float)
     flagged = np.asarray(ask(model.predict, X)) == -1
@@ -43,14 +43,13 @@ def _of_detector(subject: Subject) -> Section:
         _say_of_labels(section, normal, score)
     rows = "rows labelled normal" if subject.y is not None else "test rows"
     rows = rows if is_test else "training rows"
-    rate = float(flagged[normal].mean()) if normal.any() else float("nan")
-    error = (rate * (1 - rate) / max(1, normal.sum())) ** 0.5
+    rate, error = _rate(flagged[normal])
     level = getattr(model, "contamination_", None)
     asked = "" if level is None else f"; the level is {number(float(level), 3)}"
     section.blocks.append(f"Flagged: {with_error(rate, error)} of the {rows}{asked}.")
     section.facts |= {"rate": rate, "rate_error": error, "level": level, "is_test": is_test}
     if is_test and hasattr(model, "p_values"):
-        _say_of_p_values(section, model, take(X, np.flatnonzero(normal)))
+        _say_of_p_values(section, model, take_rows(X, np.flatnonzero(normal)))
     section.blocks += _histogram(score, normal, getattr(model, "offset_", None), subject)
     return section
 
@@ -79,7 +78,7 @@ def _say_of_labels(section: Section, normal: np.ndarray, score: np.ndarray) -> N
 
 def _say_of_p_values(section: Section, model: Any, normal: Any) -> None:
     p = np.asarray(ask(model.p_values, normal))
-    rows = [(level, *_rate(p <= level)) for level in LEVELS]
+    rows = _rates_by_level(p)
     section.blocks.append(
         "Share of these rows with a p-value of at most the level, which it should not exceed:"
     )
@@ -99,7 +98,7 @@ def _say_of_p_values(section: Section, model: Any, normal: Any) -> None:
 def _of_density(subject: Subject) -> Section | None:
     if not subject.has_density or not subject.draws_rows:
         return None
-    is_test = subject.rows()[1]
+    is_test = subject.is_test
     draws = subject.draws
     own = np.sort(np.asarray(ask(log_density, subject.final, draws), dtype=float))
     score = subject.log_prob
@@ -111,7 +110,7 @@ def _of_density(subject: Subject) -> Section | None:
         f"Share of {rows} whose log-likelihood is among the lowest of the model's own draws. More "
         "than the level: rows are more surprising than the model expects; fewer: it is too broad."
     )
-    grid = [(level, *_rate(share <= level)) for level in LEVELS]
+    grid = _rates_by_level(share)
     section.blocks.append(
         Tabulated(("lowest share of draws", "share of rows", "standard error"), grid)
     )
@@ -121,8 +120,18 @@ def _of_density(subject: Subject) -> Section | None:
 
 
 def _rate(hits: np.ndarray) -> tuple[float, float]:
+    """Share of hits, and its standard error."""
     rate = float(hits.mean()) if len(hits) else float("nan")
-    return round(rate, 4), round((rate * (1 - rate) / max(1, len(hits))) ** 0.5, 4)
+    return rate, (rate * (1 - rate) / max(1, len(hits))) ** 0.5
+
+
+def _rates_by_level(values: np.ndarray) -> list[tuple[float, float, float]]:
+    """For each level, the share of values of at most the level, and its standard error."""
+    found = []
+    for level in LEVELS:
+        rate, error = _rate(values <= level)
+        found.append((level, round(rate, 4), round(error, 4)))
+    return found
 
 
 def _histogram(
@@ -143,12 +152,8 @@ def _histogram(
 
     def draw(figure: Any) -> None:
         ax = figure.subplots()
-        for values, colour, label in parts:
-            inside = values[np.isfinite(values)]
-            weight = np.full(len(inside), 1 / max(1, len(inside)))
-            ax.hist(
-                inside, edges, weights=weight, histtype="step", lw=1.6, color=colour, label=label
-            )
+        for part in parts:
+            outline(ax, part[0], edges, *part[1:])
         if offset is not None:
             ax.axvline(float(offset), color="0.5", ls="--", lw=1, label="threshold")
         ax.set_xlabel("score, nats" if subject.has_density else "score, higher is more normal")
@@ -170,13 +175,13 @@ def anomalies_section(subject: Subject) -> Section | None:
         subject.is_detector or subject.has_density
     ):
         return None
-    X, is_test = subject.outer_rows()
+    X, is_test = subject.outer_rows, subject.is_test
     if subject.is_detector:
         score = np.asarray(ask(subject.model.score_samples, X), dtype=float)
     else:
         score = subject.log_prob
     order = np.argsort(score, kind="stable")[: min(N_ANOMALIES, len(score))]
-    worst = take(X, order)
+    worst = take_rows(X, order)
     names = [str(name) for name in X.index[order]] if hasattr(X, "iloc") else order.tolist()
     section = Section(f"The {len(order)} most anomalous {'test' if is_test else 'training'} rows")
     reasons = _reasons(subject, worst, section)
@@ -215,7 +220,7 @@ def _explained(subject: Subject, worst: Any) -> Any:
         return subject.model.explain(worst)
     if not subject.has_density:
         raise ValueError("its scores are no densities, and it explains nothing itself")
-    reference = subject.X_train if subject.X_train is not None else subject.outer_rows()[0]
+    reference = subject.X_train if subject.X_train is not None else subject.outer_rows
     some = random_rows(reference, N_REFERENCE_ROWS, subject.seed)
     if get_tags(subject.model).estimator_type == "classifier":
         raise ValueError("reasons are for densities and detectors")

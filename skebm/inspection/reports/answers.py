@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from skebm._validation import is_frame, n_rows
+from skebm._validation import is_frame, n_rows, take_rows
 from skebm.estimators.queries.densities import is_energy_based
 from skebm.estimators.queries.mixin import QueriesMixin
 from skebm.inspection.reports.facts import attribute, call, log_z_of, versions
 from skebm.inspection.reports.page import Code, NotSaidError, Section, Tabulated, number
-from skebm.inspection.reports.subject import Subject, ask, take
+from skebm.inspection.reports.subject import Subject, ask
 
 N_TIMED = 1000
 N_ASKED = 3  # rows
@@ -25,10 +25,10 @@ def answers_section(subject: Subject) -> Section | None:
     final = subject.final
     if not isinstance(final, QueriesMixin):
         return None
-    X = subject.rows()[0]
+    X = subject.rows
     if len(np.shape(X)) != 2:
         raise NotSaidError("rows are not flat")
-    some = take(X, np.arange(min(N_ASKED, n_rows(X))))
+    some = take_rows(X, np.arange(min(N_ASKED, n_rows(X))))
     rows = [("log-likelihood of a row", _kind_of_log_z(final))]
     d = some.shape[1]
     for title, holes in (("one column missing", 1), ("half of the columns missing", d // 2)):
@@ -88,9 +88,9 @@ def _with_holes(X: Any, n: int, first: int = 0) -> Any:
 def cost_section(subject: Subject) -> Section:
     """How long it takes, how large it is, and how it is made again."""
     rows: list[tuple[str, str]] = []
-    X = subject.outer_rows()[0] if _has_rows(subject) else None
-    if X is not None:
-        some = take(X, np.arange(min(N_TIMED, n_rows(X))))
+    if subject.n_train or subject.n_test:
+        X = subject.outer_rows
+        some = take_rows(X, np.arange(min(N_TIMED, n_rows(X))))
         for name in ("score_samples", "predict", "predict_proba", "transform"):
             method = getattr(subject.model, name, None)
             if method is not None:
@@ -105,18 +105,16 @@ def cost_section(subject: Subject) -> Section:
         rows.append(("size in a file", f"cannot be stored: {error}"))
     section = Section("Time, size, and how to repeat it", [Tabulated(("", ""), rows)])
     found = versions()
-    program = f"model = {call(subject.model)}\nmodel.fit(X_train)"
-    program = (
-        program.replace("fit(X_train)", "fit(X_train, y_train)") if _takes_y(subject) else program
-    )
+    takes_y = subject.is_classifier or subject.is_regressor
+    data = "X_train, y_train" if takes_y else "X_train"
+    program = f"model = {call(subject.model)}\nmodel.fit({data})"
     section.blocks.append(Code(program))
     section.blocks.append(", ".join(f"{name} {version}" for name, version in found.items()) + ".")
-    if "random_state" in subject.model.get_params(deep=False):
-        seed = subject.model.get_params(deep=False)["random_state"]
-        if not isinstance(seed, (int, np.integer)):
-            section.blocks.append(
-                "It was fitted without a seed: pass random_state=0 for a fit that can be repeated."
-            )
+    seed = subject.model.get_params(deep=False).get("random_state", 0)
+    if not isinstance(seed, (int, np.integer)):
+        section.blocks.append(
+            "It was fitted without a seed: pass random_state=0 for a fit that can be repeated."
+        )
     section.facts = {"versions": found, "program": program}
     return section
 
@@ -128,11 +126,3 @@ def _time(rows: list[Any], title: str, method: Callable[[Any], Any], X: Any) -> 
     except NotSaidError:
         return
     rows.append((title, f"{time.perf_counter() - start:.2g} s"))
-
-
-def _has_rows(subject: Subject) -> bool:
-    return subject.X_test is not None or subject.X_train is not None
-
-
-def _takes_y(subject: Subject) -> bool:
-    return subject.is_classifier or subject.is_regressor

@@ -10,6 +10,7 @@ import numpy as np
 from scipy.stats import ks_2samp, rankdata
 
 from skebm._validation import is_frame
+from skebm.estimators.tables.columns import column_names, is_present
 
 # Distinct numbers up to which a column is one of levels.
 FEW_VALUES = 5
@@ -82,14 +83,14 @@ def shared_columns(X: Any, draws: Any, train: Any = None) -> list[SharedColumn]:
     """
     tables = [X, draws] + ([] if train is None else [train])
     if is_frame(X):
-        names = [str(name) for name in X.columns]
+        names = column_names(X)
         parts = [
             [_values(T, name) if is_frame(T) else np.asarray(T)[:, j] for T in tables]
             for j, name in enumerate(X.columns)
         ]
     else:
         flat = [_flat(T) for T in tables]
-        names = [f"x{j}" for j in range(flat[0].shape[1])]
+        names = column_names(flat[0])
         parts = [[T[:, j] for T in flat] for j in range(len(names))]
     found = [_shared(name, part) for name, part in zip(names, parts, strict=True)]
     holes = np.column_stack([np.isnan(one.rows) for one in found])
@@ -135,7 +136,7 @@ def _shared(name: str, parts: list[np.ndarray]) -> SharedColumn:
         return _column(name, codes, [f"{value:g}" for value in values])
     if all(part.dtype.kind == "M" for part in parts):
         return _column(name, [_seconds(part) for part in parts], None)
-    texts = [[None if _is_missing(v) else str(v) for v in part] for part in parts]
+    texts = [[str(v) if is_present(v) else None for v in part] for part in parts]
     levels = sorted({v for part in texts for v in part if v is not None})
     code = {level: float(k) for k, level in enumerate(levels)}
     codes = [np.array([np.nan if v is None else code[v] for v in part]) for part in texts]
@@ -160,12 +161,8 @@ def _values(X: Any, name: Any) -> np.ndarray:
     if values.dtype.kind in "iufM":
         return values
     if values.dtype == object and str(column.dtype).lower().startswith(("int", "uint", "float")):
-        return np.array([np.nan if _is_missing(v) else float(v) for v in values])
+        return np.array([float(v) if is_present(v) else np.nan for v in values])
     return values.astype(object)
-
-
-def _is_missing(value: Any) -> bool:
-    return value is None or type(value).__name__ in ("NAType", "NaTType") or value != value
 
 
 def _flat(X: Any) -> np.ndarray:

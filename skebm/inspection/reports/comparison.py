@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from skebm._validation import take_rows
 from skebm.base import Clamp, Domain, Mixed, Real
 from skebm.base.domains import columns_of, parts_of
 from skebm.distributions import Distribution, GaussianMixture, LatentClasses
@@ -20,7 +21,7 @@ from skebm.estimators.queries.densities import (
 from skebm.estimators.tables.bases import fit_completed
 from skebm.inspection.reports.facts import log_z_of
 from skebm.inspection.reports.page import NotSaidError, Section, Tabulated, number, with_error
-from skebm.inspection.reports.subject import MOST_TEST, Subject, ask, random_rows, take
+from skebm.inspection.reports.subject import MOST_TEST, Subject, ask, random_rows
 from skebm.training.rows import Rows
 
 # Training rows that simple densities are fitted to, columns up to which mixtures have covariances,
@@ -49,11 +50,6 @@ class Rival(NamedTuple):
     error: float
     gain: float
     gain_error: float
-
-    @property
-    def is_better(self) -> bool:
-        """Whether the rows are more likely under it than under the model, by two errors."""
-        return self.gain < -CLEAR * self.gain_error
 
 
 class Likelihoods(NamedTuple):
@@ -99,9 +95,9 @@ class ModelRows(NamedTuple):
         return found.double().cpu().numpy() - self.log_volumes
 
 
-def likelihoods(subject: Subject) -> tuple[Likelihoods, bool]:
-    """Mean log-likelihoods, and whether they are of test rows."""
-    X, is_test = subject.rows()
+def likelihoods(subject: Subject) -> Likelihoods:
+    """Mean log-likelihoods of the rows."""
+    X = subject.rows
     log_prob = subject.log_prob
     possible = np.isfinite(log_prob)
     if not possible.any():
@@ -112,15 +108,14 @@ def likelihoods(subject: Subject) -> tuple[Likelihoods, bool]:
         for name, other in _rivals(subject, X).items()
         if np.isfinite(other[possible]).all()
     ]
-    found = Likelihoods(
+    return Likelihoods(
         mean,
         error,
-        _pessimistic(subject, take(X, np.flatnonzero(possible)), mean),
-        _mean_of_train(subject) if is_test else mean,
+        _pessimistic(subject, take_rows(X, np.flatnonzero(possible)), mean),
+        _mean_of_train(subject) if subject.is_test else mean,
         int((~possible).sum()),
         rivals,
     )
-    return found, is_test
 
 
 def _pessimistic(subject: Subject, X: Any, mean: float) -> float:
@@ -135,7 +130,7 @@ def comparison_section(subject: Subject) -> Section | None:
     """Held-out nats beside those of simple densities."""
     if not subject.has_density:
         return None
-    found, is_test = likelihoods(subject)
+    found, is_test = likelihoods(subject), subject.is_test
     of = "test rows" if is_test else "training rows, which flatter the model"
     section = Section("How likely are new rows?")
     rows: list[Any] = [(subject.name, with_error(found.mean, found.error), "")]
@@ -148,7 +143,7 @@ def comparison_section(subject: Subject) -> Section | None:
         "brackets; higher is better."
     )
     section.blocks.append(Tabulated(("density", "nats a row", "the model is above it by"), rows))
-    section.blocks += list(_remarks(subject, found, is_test))
+    section.blocks += list(_remarks(found, is_test))
     section.facts = found._asdict() | {
         "is_test": is_test,
         "rivals": [one._asdict() for one in found.rivals],
@@ -156,23 +151,7 @@ def comparison_section(subject: Subject) -> Section | None:
     return section
 
 
-def verdict(found: Likelihoods, is_test: bool) -> str:
-    """The comparison in a sentence."""
-    rows = "Test rows" if is_test else "Training rows"
-    first = f"{rows} have {with_error(found.mean, found.error)} nats on average"
-    if not found.rivals:
-        return f"{first}."
-    parts = [f"{number(abs(one.gain), 2)} {_side(one)} {one.name}" for one in found.rivals]
-    return f"{first}: " + ", ".join(parts) + "."
-
-
-def _side(one: Rival) -> str:
-    if abs(one.gain) <= CLEAR * one.gain_error:
-        return "(within two errors) of"
-    return "above" if one.gain > 0 else "below"
-
-
-def _remarks(subject: Subject, found: Likelihoods, is_test: bool) -> Any:
+def _remarks(found: Likelihoods, is_test: bool) -> Any:
     if not math.isnan(found.pessimistic) and found.mean - found.pessimistic > found.error / 2:
         yield f"At the end of log Z that hurts the model the mean is {number(found.pessimistic)}."
     if is_test and not math.isnan(found.train_mean):

@@ -17,7 +17,12 @@ from sklearn.pipeline import Pipeline
 
 from skebm.base import LogPartition
 from skebm.estimators.base import non_default_parameters
-from skebm.estimators.queries.densities import has_normaliser, is_energy_based, last_step
+from skebm.estimators.queries.densities import (
+    has_normaliser,
+    is_energy_based,
+    last_step,
+    leaves_out_log_z,
+)
 from skebm.estimators.storage import package_version
 from skebm.inspection.boltzmann.rbm import _columns
 from skebm.inspection.reports.page import Code, NotSaidError, Section, Tabulated, number, with_error
@@ -271,7 +276,7 @@ def _has(display: TrainingDisplay, name: str) -> bool:
 def log_z_section(subject: Subject) -> Section | None:
     """log Z, its error and how it was found."""
     final = subject.final
-    if not is_energy_based(final) or getattr(final, "partition", "auto") is None:
+    if not is_energy_based(final) or leaves_out_log_z(final):
         if has_normaliser(final):
             raise NotSaidError(f"each condition of {type(final).__name__} has a log Z of its own")
         return None

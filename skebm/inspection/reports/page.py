@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from skebm.estimators.outlier.reasons.text import short
-
 # Bars and notes take the colours of the scheme; pictures are drawn in `currentColor`.
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2126; --soft: #5b6570; --paper: #ffffff;
@@ -126,11 +124,6 @@ def number(value: Any, digits: int = 4) -> str:
     if isinstance(value, int) or abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.{digits}g}"
-
-
-def cell(value: Any) -> str:
-    """An entry of a table in few letters."""
-    return number(value) if isinstance(value, (int, float)) else short(value)
 
 
 def document(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:

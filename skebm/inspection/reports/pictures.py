@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from skebm.inspection._drawing import NAVY
 from skebm.inspection.reports.page import Picture
 
@@ -74,6 +76,13 @@ def _inline(svg: str, prefix: str, title: str) -> str:
     svg = svg.replace(INK, "currentColor").replace(NAVY, "var(--accent)")
     label = title.replace("&", "and").replace('"', "'").replace("<", "below").replace(">", "above")
     return svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
+
+
+def outline(ax: Any, values: np.ndarray, edges: np.ndarray, colour: str, label: str) -> None:
+    """Draw the histogram of the finite values, as fractions, by its outline."""
+    inside = values[np.isfinite(values)]
+    weight = np.full(len(inside), 1 / max(1, len(inside)))
+    ax.hist(inside, edges, weights=weight, histtype="step", lw=1.6, color=colour, label=label)
 
 
 def tidy(ax: Any) -> None:

@@ -16,7 +16,7 @@ from skebm.base.processes import collect_warnings
 from skebm.inspection.reports.advice import Recommendation, advice_section, recommendations
 from skebm.inspection.reports.anomalies import anomalies_section, calibration_section
 from skebm.inspection.reports.answers import answers_section, cost_section
-from skebm.inspection.reports.comparison import comparison_section
+from skebm.inspection.reports.comparison import CLEAR, comparison_section
 from skebm.inspection.reports.facts import (
     columns_section,
     fit_section,
@@ -181,7 +181,7 @@ def report(
     subject = Subject(model, X_train, X_test, y, seed)
     sections, not_said, notices = _write(subject, verbose)
     facts = {name: section.facts for name, section in sections.items()}
-    found = recommendations(subject, _flat(facts))
+    found = recommendations(subject, facts)
     pages = [_summary(subject, facts), *sections.values()]
     pages += _warnings(notices) + _gaps(not_said)
     pages.append(advice_section(found))
@@ -213,15 +213,6 @@ def _write(
     return sections, not_said, list(dict.fromkeys(one.text() for one in caught))
 
 
-def _flat(facts: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Facts of the sections that recommendations are made of."""
-    flat: dict[str, Any] = {}
-    for name in ("likelihood", "samples", "log_z", "detection"):
-        flat |= facts.get(name, {})
-    flat["is_test_of_likelihood"] = facts.get("likelihood", {}).get("is_test", False)
-    return flat
-
-
 def _summary(subject: Subject, facts: dict[str, dict[str, Any]]) -> Section:
     """The numbers that matter most."""
     rows = []
@@ -231,7 +222,7 @@ def _summary(subject: Subject, facts: dict[str, dict[str, Any]]) -> Section:
         rows.append((f"log-likelihood of {which} rows, nats a row", f"{found['mean']:.3f}"))
         for one in found["rivals"]:
             sign = "+" if one["gain"] >= 0 else "−"
-            close = abs(one["gain"]) <= 2 * one["gain_error"]
+            close = abs(one["gain"]) <= CLEAR * one["gain_error"]
             gap = f"{sign}{abs(one['gain']):.3f} ({one['gain_error']:.3f})"
             rows.append((f"above {one['name']}", gap + (", no difference" if close else "")))
     for name, key, title in (

@@ -21,7 +21,7 @@ from skebm.inspection.reports.columns import (
     shared_columns,
 )
 from skebm.inspection.reports.page import NotSaidError, Section, Tabulated, number, with_error
-from skebm.inspection.reports.pictures import SMALL, picture, tidy
+from skebm.inspection.reports.pictures import SMALL, outline, picture, tidy
 from skebm.inspection.reports.subject import Subject
 
 # Columns that are listed and drawn, pairs, levels of a bar chart, bins of a histogram.
@@ -117,8 +117,7 @@ def samples_section(subject: Subject) -> Section | None:
     """Draws of the model beside rows."""
     if not subject.draws_rows:
         return None
-    X, is_test = subject.rows()
-    draws = subject.draws
+    X, is_test, draws = subject.rows, subject.is_test, subject.draws
     has_train = is_test and subject.X_train is not None
     pairs = shared_columns(X, draws, subject.train if has_train else None)
     rows = "test rows" if is_test else "training rows"
@@ -187,11 +186,7 @@ def _draw_column(ax: Any, one: SharedColumn) -> None:
         low, high = np.quantile(both[np.isfinite(both)], [0.005, 0.995])
         edges = np.linspace(low, high if high > low else low + 1, N_BINS + 1)
         for values, colour, label in ((one.rows, NAVY, "rows"), (one.draws, ORANGE, "draws")):
-            inside = values[np.isfinite(values)]
-            weight = np.full(len(inside), 1 / max(1, len(inside)))
-            ax.hist(
-                inside, edges, weights=weight, histtype="step", lw=1.6, color=colour, label=label
-            )
+            outline(ax, values, edges, colour, label)
     else:
         shares = [one.fractions(one.rows), one.fractions(one.draws)]
         order = np.arange(len(one.levels))

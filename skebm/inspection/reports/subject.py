@@ -9,15 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 from sklearn.base import is_classifier, is_outlier_detector, is_regressor
 
-from skebm._validation import check_is_fitted, is_frame
+from skebm._validation import check_is_fitted, n_rows, take_rows
 from skebm.estimators.queries.densities import (
     draw_rows,
     input_of_last_step,
-    is_energy_based,
     last_step,
+    leaves_out_log_z,
     log_density,
     scores_are_nats,
 )
@@ -67,7 +66,7 @@ class Subject:
         self._check_width("X_train", X_train)
         self._check_width("X_test", X_test)
         self.y = self._labels(X_test, y)
-        self.n_train, self.n_test = _n_of(X_train), _n_of(X_test)
+        self.n_train, self.n_test = (0 if X is None else n_rows(X) for X in (X_train, X_test))
 
     # ---------------------------------------------------------------- kinds of models
 
@@ -96,9 +95,7 @@ class Subject:
     @property
     def has_density(self) -> bool:
         """Whether `score_samples` of the innermost model is a log-likelihood in nats."""
-        if not hasattr(self.final, "score_samples"):
-            return False
-        if is_energy_based(self.final) and getattr(self.final, "partition", "auto") is None:
+        if not hasattr(self.final, "score_samples") or leaves_out_log_z(self.final):
             return False
         return bool(scores_are_nats(self.final))
 
@@ -112,20 +109,23 @@ class Subject:
 
     # ---------------------------------------------------------------- rows
 
-    def rows(self) -> tuple[Any, bool]:
-        """Test rows as the innermost model sees them, and whether they are test rows.
+    @property
+    def is_test(self) -> bool:
+        """Whether the `rows` are test rows; without these some training rows, which it knows."""
+        return self.X_test is not None
 
-        Without test rows these are some training rows, which a model knows.
-        """
-        X = self.outer_rows()[0]
-        return ask(input_of_last_step, self.steps, X), self.X_test is not None
+    @functools.cached_property
+    def rows(self) -> Any:
+        """Rows to judge it by, as the innermost model sees them."""
+        return ask(input_of_last_step, self.steps, self.outer_rows)
 
-    def outer_rows(self) -> tuple[Any, bool]:
+    @functools.cached_property
+    def outer_rows(self) -> Any:
         """The same as the model itself takes them."""
         if self.X_test is not None:
-            return self.X_test, True
+            return self.X_test
         if self.X_train is not None:
-            return random_rows(self.X_train, MOST_TEST, self.seed), False
+            return random_rows(self.X_train, MOST_TEST, self.seed)
         raise NotSaidError("it needs rows: pass X_test=, rows that the model was not fitted to")
 
     @functools.cached_property
@@ -138,7 +138,7 @@ class Subject:
     @functools.cached_property
     def log_prob(self) -> np.ndarray:
         """Log-likelihoods of `rows` by the innermost model, (n,)."""
-        return np.asarray(ask(log_density, self.final, self.rows()[0]), dtype=float).ravel()
+        return np.asarray(ask(log_density, self.final, self.rows), dtype=float).ravel()
 
     @functools.cached_property
     def draws(self) -> Any:
@@ -153,7 +153,7 @@ class Subject:
             found = ask(self.final.sample, n, random_state=self.seed)
         else:
             found = ask(draw_rows, self.final, n, np.random.RandomState(self.seed))
-        like = self.rows()[0]
+        like = self.rows
         named = hasattr(like, "iloc") and isinstance(found, np.ndarray)
         return type(like)(found, columns=like.columns) if named else found
 
@@ -166,8 +166,7 @@ class Subject:
                 f"{name} must be an array or a frame, got {type(X).__name__}: pass some rows of it."
             )
         X = X if hasattr(X, "shape") else np.asarray(X)
-        n = _n_of(X)
-        if n == 0:
+        if n_rows(X) == 0:
             raise ValueError(f"{name} has no rows.")
         return random_rows(X, most, seed)
 
@@ -187,7 +186,7 @@ class Subject:
         if X_test is None:
             raise ValueError("y are labels of test rows: pass X_test= with them.")
         labels = np.asarray(y)
-        n = _n_of(X_test)
+        n = n_rows(X_test)
         if labels.shape != (n,):
             raise ValueError(f"y must have one label for each of {n} rows, got {labels.shape}.")
         found: np.ndarray = random_rows(labels, MOST_TEST, self.seed)
@@ -196,22 +195,7 @@ class Subject:
 
 def random_rows(X: Any, most: int, seed: int) -> Any:
     """At most so many rows at random, in their order: tables may be sorted."""
-    n = _n_of(X)
+    n = n_rows(X)
     if n <= most:
         return X
-    return take(X, np.sort(np.random.RandomState(seed).choice(n, most, replace=False)))
-
-
-def take(X: Any, index: np.ndarray) -> Any:
-    """Some rows of an array, a sparse matrix or a frame."""
-    if hasattr(X, "iloc"):
-        return X.iloc[index]
-    if is_frame(X):  # polars
-        return X[index]
-    if sp.issparse(X):
-        return X.tocsr()[index]
-    return np.asarray(X)[index] if not hasattr(X, "shape") else X[index]
-
-
-def _n_of(X: Any) -> int:
-    return 0 if X is None else int(X.shape[0]) if hasattr(X, "shape") else len(X)
+    return take_rows(X, np.sort(np.random.RandomState(seed).choice(n, most, replace=False)))

@@ -229,15 +229,15 @@ class JointObjective(ClassObjective):
     def __init__(
         self,
         generative: Any,
-        generative_weight: float,
-        class_weight: Tensor | None,
         *,
-        noisy: bool,
-        augmentation: Any,
-        attack: SignAttack | None,
-        sharpness: float,
-        clip_norm: float | None,
-        unlabeled_weight: float,
+        generative_weight: float = 1.0,
+        class_weight: Tensor | None = None,
+        noisy: bool = True,
+        augmentation: Any = None,
+        attack: SignAttack | None = None,
+        sharpness: float = 0.0,
+        clip_norm: float | None = None,
+        unlabeled_weight: float = 0.0,
     ):
         super().__init__(generative, generative_weight, class_weight)
         self.noisy, self.augmentation, self.attack = noisy, augmentation, attack
@@ -473,8 +473,8 @@ class JointLikelihood(JointObjective):
         check_has_classes(energy)
         super().__init__(
             ContrastiveDivergence(energy, sampler, chains, **generative),
-            generative_weight,
-            class_weight,
+            generative_weight=generative_weight,
+            class_weight=class_weight,
             noisy=noisy,
             augmentation=augmentation,
             attack=attack,
@@ -504,12 +504,12 @@ class AdversarialJoint(JointObjective):
     ----------
     energy : NeuralEnergy
         Energy whose network is a :class:`~skebm.energies.ClassMarginal`.
-    generative_weight : float, default=1
-        :math:`\lambda \ge 0`.
-    class_weight, noisy, augmentation, attack, sharpness, clip_norm, unlabeled_weight
-        Arguments of :class:`JointLikelihood`.
-    **generative
+    n_steps, step_size, start, sigma, energy_l2
         Arguments of :class:`AdversarialContrast`.
+    **of_classes
+        Arguments of :class:`JointLikelihood`: `generative_weight`, which is :math:`\lambda \ge 0`,
+        `class_weight`, `noisy`, `augmentation`, `attack`, `sharpness`, `clip_norm`,
+        `unlabeled_weight`.
 
     References
     ----------
@@ -536,28 +536,17 @@ class AdversarialJoint(JointObjective):
         self,
         energy: NeuralEnergy,
         *,
-        generative_weight: float = 1.0,
-        class_weight: Tensor | None = None,
-        noisy: bool = True,
-        augmentation: Any = None,
-        attack: SignAttack | None = None,
-        sharpness: float = 0.0,
-        clip_norm: float | None = None,
-        unlabeled_weight: float = 0.0,
-        **generative: Any,
+        n_steps: int = 10,
+        step_size: float = 0.1,
+        start: Tensor | None = None,
+        sigma: Tensor | None = None,
+        energy_l2: float = 0.0,
+        **of_classes: Any,
     ):
         check_has_classes(energy)
-        super().__init__(
-            AdversarialContrast(energy, **generative),
-            generative_weight,
-            class_weight,
-            noisy=noisy,
-            augmentation=augmentation,
-            attack=attack,
-            sharpness=sharpness,
-            clip_norm=clip_norm,
-            unlabeled_weight=unlabeled_weight,
-        )
+        of_rows: dict[str, Any] = {"start": start, "sigma": sigma, "energy_l2": energy_l2}
+        contrast = AdversarialContrast(energy, n_steps=n_steps, step_size=step_size, **of_rows)
+        super().__init__(contrast, **of_classes)
 
     def _compared(self, batch: Batch, state: Any, generator: torch.Generator) -> Compared:
         x, negatives = self.generative.phases(batch, generator)

@@ -23,7 +23,7 @@ NUMBERS = rng.normal(size=(400, 3)) @ np.array([[1, 0.9, 0], [0, 0.3, 0], [0, 0,
 
 
 def compared(model, X, **more):
-    found, is_test = likelihoods(Subject(model, X[:200], X[200:], None, 0))
+    found = likelihoods(Subject(model, X[:200], X[200:], None, 0))
     return found, {one.name: one for one in found.rivals}
 
 
@@ -109,7 +109,7 @@ def test_rows_of_probability_zero_are_counted_and_left_out():
     model = RBMEstimator(2, n_iter=1, base="independent", random_state=0).fit(BITS[:200])
     kernels = KernelDensity(kernel="tophat", bandwidth=2.0).fit(NUMBERS[:200])
     far = np.concatenate([NUMBERS[200:], [[50.0, 0, 0]]])
-    found, _ = likelihoods(Subject(kernels, NUMBERS[:200], far, None, 0))
+    found = likelihoods(Subject(kernels, NUMBERS[:200], far, None, 0))
     assert found.n_impossible == np.isinf(kernels.score_samples(far)).sum() > 0
     assert "probability zero" in report(kernels, NUMBERS[:200], far).html
-    assert likelihoods(Subject(model, BITS, BITS, None, 0))[0].n_impossible == 0
+    assert likelihoods(Subject(model, BITS, BITS, None, 0)).n_impossible == 0
