@@ -93,6 +93,8 @@ class Objective(nn.Module, abc.ABC):
     """
 
     energy: Energy
+    # Ridge penalty on the weights of the energy, in objectives that have one.
+    l2: float = 0.0
     # Measures what monitored rows gain over the base that the trained model will have, where that
     # is another one than the base in training; set by estimators.
     clean_monitor: Any = None
@@ -139,7 +141,7 @@ class Objective(nn.Module, abc.ABC):
         themselves.
         """
         make = getattr(self.energy, "coordinates", None)
-        return None if make is None else make(batch.x, batch.weight)
+        return None if make is None else make(batch.x, batch.weight, self.l2)
 
     def fused_steps(
         self, state: Any, n_batches: int, generator: torch.Generator

@@ -35,8 +35,9 @@ from skebm.energies.rbm.trajectory import TrajectoryEnergy, between, with_weight
 GROUP = 100
 # Inverse temperature at which the path of a deep machine is at its first layer.
 FIRST_LAYER = 0.75
-# RBMs of any columns, whose base is always a part of them.
-OnColumns = MixedRBM | ClassRBM | SubspaceEnergy | SpikeSlabEnergy
+# RBMs of any columns, whose base is always a part of them; those of independent hidden fields.
+WithFields = MixedRBM | ClassRBM | SubspaceEnergy
+OnColumns = WithFields | SpikeSlabEnergy
 
 
 def annealing_path(energy: Energy, base: Distribution) -> AnnealingPath:
@@ -169,6 +170,7 @@ class BipartitePath(AnnealingPath):
             self.log_z0 += float(base.log_normaliser.double())
         self._cache: tuple[Any, Any] = None, None  # the last rows and their hidden fields
         self._annealed = functools.lru_cache(maxsize=2)(energy.annealed)
+        self.start_bias: Any = 0.0  # visible biases at 0, of an energy on columns
 
     def at(self, beta: float) -> BipartiteEnergy:
         if self.corrects:
@@ -176,21 +178,28 @@ class BipartitePath(AnnealingPath):
         return Tilted(self.energy, (1 - beta) * self.base.logits, beta)
 
     def log_ratio(self, x: Tensor, old: float, new: float) -> Tensor:
-        if isinstance(self.energy, SubspaceEnergy) and not len(self.energy.log_precision):
-            # Without widths all fields are those at 1 times beta.
-            field, linear = self.energy.rbm.hidden_field(x), self.energy.linear(x)
-            self._cache = x, field
-            after, before = (self.energy.log_sum(beta * field, beta) for beta in (new, old))
-            return ((new - old) * linear + after - before).double()
-        if not isinstance(self.energy, BernoulliRBM):
+        if isinstance(self.energy, BernoulliRBM):
+            return self._log_ratio_of_bits(x, old, new)
+        if not isinstance(self.energy, WithFields):
             return super().log_ratio(x, old, new)
+        rbm = self.energy if isinstance(self.energy, MixedRBM) else self.energy.rbm
+        if len(rbm.log_precision):
+            return super().log_ratio(x, old, new)
+        # Without widths all fields are those at 1 times beta, and the base cancels.
+        t = rbm.statistics(x)
+        field = torch.addmm(rbm.hidden_bias, t, rbm.weight.t())
+        self._cache = x, field
+        after, before = (self.energy.log_sum(beta * field, beta) for beta in (new, old))
+        return ((new - old) * (t @ (rbm.visible_bias - self.start_bias)) + after - before).double()
+
+    def _log_ratio_of_bits(self, x: Tensor, old: float, new: float) -> Tensor:
+        """The same of a binary RBM, with one logarithm for many units at both temperatures."""
         _, unary, _ = self.energy.tensors
         if not self.corrects:
             unary = unary - self.base.logits
         field = self.energy.hidden_field(x)
         self._cache = x, field
-        # softplus(z) = max(z, 0) - log sigmoid(|z|) avoids the difference of large numbers and
-        # needs one logarithm for many units.
+        # softplus(z) = max(z, 0) - log sigmoid(|z|) avoids the difference of large numbers.
         size = field.abs()
         change = (old * size).sigmoid_().div_((new * size).sigmoid_())
         logs = torch.stack([part.prod(1) for part in change.split(GROUP, 1)]).log()
@@ -203,12 +212,12 @@ class BipartitePath(AnnealingPath):
         rows, field = self._cache
         if rows is not x:
             return None
-        if isinstance(self.energy, SubspaceEnergy):
+        if isinstance(self.energy, WithFields):
             return self.energy.units_given_field(beta * field, beta).sample(generator)
         return Bernoulli((beta * field).sigmoid_()).sample(generator)
 
 
-class WiderPath(AnnealingPath):
+class WiderPath(BipartitePath):
     """From a wider start to an RBM on any base, linear in the parameters."""
 
     energy: OnColumns
@@ -217,13 +226,11 @@ class WiderPath(AnnealingPath):
         super().__init__(energy, base)
         off = energy.weight.new_zeros(1, energy.hidden_domain.n_columns)
         # Without weights and hidden biases, all states of the hidden layer have the same energy.
-        at_start = float(energy.annealed(0.0, base.parameters).hidden_energy(off).double())
-        self.log_z0 = energy.hidden_domain.log_n_states - at_start
         start = base.parameters
+        at_start = float(energy.annealed(0.0, start).hidden_energy(off).double())
+        self.log_z0 = energy.hidden_domain.log_n_states - at_start
         self._annealed = functools.lru_cache(maxsize=2)(lambda b: energy.annealed(b, start))
-
-    def at(self, beta: float) -> BipartiteEnergy:
-        return self._annealed(beta)
+        self.start_bias = start.get("visible_bias", 0.0)
 
 
 class SinceFirstLayer(AnnealingPath):

@@ -21,7 +21,8 @@ from skebm.base import (
 )
 from skebm.base.domains import parts_of
 from skebm.base.energy import check_energy
-from skebm.distributions import Distribution
+from skebm.distributions import ChowLiuTree, Columns, Distribution
+from skebm.distributions.trees.tables import TreeOfTables
 from skebm.partition.annealed import AIS
 from skebm.partition.bracket import AISBracket
 from skebm.partition.checks import (
@@ -95,8 +96,8 @@ def choose(
        or from the uniform distribution over a box, where the effective sample size is at least a
        twentieth of the draws;
     6. :class:`AISBracket`, where there are two rows or more to start reverse annealing from. For
-       real rows it uses at most 500 temperatures, and fewer, with a larger error, if the energy has
-       many weights;
+       real rows it uses at most 500 temperatures. If the energy has many weights it uses fewer,
+       with a larger error, which it reports, so as to take about a minute at most;
     7. :class:`AIS`.
 
     The first two are exact. The docstrings of the others give the direction of their errors.
@@ -189,11 +190,7 @@ def choose(
     starts = near.values() if isinstance(near, Mapping) else [rows]
     if min(len(start) for start in starts) < 2:
         return Choice(AIS(), f"{too_large}; one row is too few for reverse annealing")
-    bracket = AISBracket()
-    if _moves_by_gradients(energy):
-        # Leapfrog steps of HMC, the sampler of real rows, cost as much as a dozen others.
-        bracket = AISBracket(n_betas=500, n_steps=250, max_evaluations=_budget(energy))
-    return Choice(bracket, f"{too_large}; {len(rows)} rows for reverse annealing")
+    return Choice(_bracket(energy), f"{too_large}; {len(rows)} rows for reverse annealing")
 
 
 def _is_integrated(energy: Energy) -> bool:
@@ -243,12 +240,29 @@ def in_a_line(method: PartitionEstimator) -> str:
     return " ".join(repr(method).split())
 
 
-def _budget(energy: Energy) -> int:
-    """Evaluations of an energy with gradients that take some five seconds, of one digit."""
+def _bracket(energy: Energy) -> AISBracket:
+    """A bracket that takes about a minute at most."""
+    if _moves_by_gradients(energy):
+        # Leapfrog steps of HMC, the sampler of real rows, cost as much as a dozen others.
+        return AISBracket(n_betas=500, n_steps=250, max_evaluations=_budget(energy, 1e10))
+    # Steps of hidden layers are matrix products, those of other models one column at a time or
+    # gradients of networks.
+    most = _budget(energy, 1e12 if isinstance(energy, BipartiteEnergy) else 8e10)
+    # All runs of a bracket take about as many.
+    usual = 1_000_000
+    return AISBracket() if most >= usual else AISBracket(max_evaluations=most)
+
+
+def _budget(energy: Energy, max_products: float) -> int:
+    """Evaluations of an energy, of one digit, for a number of products of weights and rows."""
     size = sum(one.numel() for one in energy.parameters())
-    # Weights of an energy times rows at which it may be computed in one step of a bracket, and
-    # fewest weights: below, what an evaluation costs does not depend on them.
-    max_products, min_size = 1e10, 2_000
+    base = getattr(energy, "base", None)
+    for part in base.parts if isinstance(base, Columns) else [base]:
+        # Columns of a tree are drawn one after the other: as many products take about as long.
+        if isinstance(part, ChowLiuTree | TreeOfTables):
+            size += 600 * part.domain.n_columns
+    # Fewest weights: below, what an evaluation costs does not depend on them.
+    min_size = 2_000
     return int(float(f"{max_products / max(size, min_size):.0e}"))
 
 

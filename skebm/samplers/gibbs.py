@@ -175,7 +175,8 @@ def _sweep_columns(
 ) -> Tensor:
     """The same, one column after the other, for graphs in which most are coupled.
 
-    The log-odds of the columns to come are updated after each draw. In NumPy, whose calls take a
+    The log-odds of the columns to come are updated after each draw: those of the same block at
+    once, the others when the block is done, by one matrix product. In NumPy, whose calls take a
     fifth of the time of torch's on so few numbers.
     """
     with torch.no_grad():
@@ -184,14 +185,17 @@ def _sweep_columns(
     drawn, thresholds = x.detach().t().contiguous().clone(), u.t().contiguous().numpy()
     state = drawn.numpy()
     fixed = None if clamp is None else clamp.mask.t().contiguous().numpy()
-    for i in range(len(state)):
-        new = (thresholds[i] < logits[i]).astype(state.dtype)
-        if fixed is not None:
-            new = np.where(fixed[i], state[i], new)
-        change = new - state[i]
-        if change.any():
-            logits[i + 1 :] += J[i + 1 :, i, None] * change
-            state[i] = new
+    size = 32  # columns of a block
+    for first in range(0, len(state), size):
+        block = slice(first, first + size)
+        own, of_block, before = logits[block], J[block, block], state[block].copy()
+        for i, threshold in enumerate(thresholds[block]):
+            new = threshold < own[i]
+            if fixed is not None:
+                new = np.where(fixed[first + i], state[first + i], new)
+            own[i + 1 :] += of_block[i + 1 :, i, None] * (new - state[first + i])
+            state[first + i] = new
+        logits[block.stop :] += J[block.stop :, block] @ (state[block] - before)
     return drawn.t()
 
 

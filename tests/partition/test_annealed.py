@@ -29,7 +29,15 @@ from skebm.partition.annealed import (
     in_stages,
 )
 from skebm.samplers import HMC, MALA, DiscreteLangevin, Gibbs, GibbsWithGradients, Langevin
-from tests.support.oracle import DOUBLE, bits, make_rbm, make_tree_rbm, seeded
+from tests.support.oracle import (
+    DOUBLE,
+    bits,
+    make_class_rbm,
+    make_rbm,
+    make_subspace,
+    make_tree_rbm,
+    seeded,
+)
 from tests.support.targets import Line, Normal, Quadratic, Valley, two_modes
 from tests.support.tiers import full, leading
 
@@ -71,6 +79,10 @@ def normal(d, seed=0):
 # ------------------------------------------------------------------------------
 
 tree_rbm = make_tree_rbm(D, 4)
+on_tree, on_bits = tree_rbm.base, IndependentBernoulli(logits(seed=3))
+mixed = {"tree": make_class_rbm(on_tree).rbm, "bits": make_class_rbm(on_bits).rbm}
+classes = {"tree": make_class_rbm(on_tree), "bits": make_class_rbm(on_bits)}
+subspace = {"tree": make_subspace(on_tree), "bits": make_subspace(on_bits)}
 DISCRETE = {
     "bipartite": (make_rbm(D, 4), IndependentBernoulli(logits())),
     "many hidden units": (make_rbm(D, 230), IndependentBernoulli(logits())),
@@ -78,6 +90,12 @@ DISCRETE = {
     "structured": (tree_rbm, tree_rbm.base),
     "structured, other base": (tree_rbm, IndependentBernoulli(logits())),
     "bipartite, other base": (make_rbm(D, 4), tree_rbm.base),
+    "columns": (mixed["tree"], on_tree),
+    "columns, wider base": (mixed["bits"], mixed["bits"].wider_base()),
+    "classes": (classes["tree"], on_tree),
+    "classes, wider base": (classes["bits"], classes["bits"].wider_base()),
+    "subspace": (subspace["tree"], on_tree),
+    "subspace, wider base": (subspace["bits"], subspace["bits"].wider_base()),
     "pairwise": (boltzmann_machine(), IndependentBernoulli(logits())),
     "pairwise, other base": (boltzmann_machine(), tree_rbm.base),
     "any": (Rugged(), IndependentBernoulli(logits())),
@@ -136,8 +154,9 @@ def test_hidden_layers_are_cached_for_the_last_rows_only():
         assert path.hidden_layer(x.clone(), 0.2, seeded()) is None
 
 
-def test_hidden_layers_are_drawn_at_the_given_temperature():
-    energy, base = DISCRETE["bipartite"]
+@pytest.mark.parametrize("name", ["bipartite", "classes, wider base", "subspace"])
+def test_hidden_layers_are_drawn_at_the_given_temperature(name):
+    energy, base = DISCRETE[name]
     path, x = annealing_path(energy, base), bits(D)[:1].expand(40_000, -1)
     with torch.no_grad():
         path.log_ratio(x, 0.1, 0.2)

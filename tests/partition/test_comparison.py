@@ -15,8 +15,8 @@ from sklearn.pipeline import make_pipeline
 from skebm import RBMEstimator
 from skebm._validation import warn
 from skebm.base import Binary, Categorical, Energy, Mixed, PartitionEstimator, Real
-from skebm.distributions import Gaussian, IndependentBernoulli
-from skebm.energies import BernoulliRBM, ising_grid
+from skebm.distributions import ChowLiuTree, Gaussian, IndependentBernoulli
+from skebm.energies import BernoulliRBM, BoltzmannMachine, ising_grid
 from skebm.inspection import PartitionDisplay
 from skebm.inspection.partition import BEYOND, ESTIMATE, EXACT, MAX_REASON, PLAIN, WARNED
 from skebm.partition import (
@@ -199,6 +199,19 @@ def test_the_work_on_real_rows_is_limited_by_the_size_of_the_energy():
     assert repr(few) == "AISBracket(max_evaluations=5000000, n_betas=500, n_steps=250)"
     energy.weights = torch.nn.Parameter(torch.zeros(30_000, dtype=DOUBLE))
     assert choose(energy, x=rows).method.max_evaluations == 300_000
+
+
+def test_the_work_on_bits_is_limited_by_the_size_of_the_energy():
+    def chosen(energy):
+        return choose(energy, x=torch.eye(energy.domain.n_columns)[:10]).method
+
+    rbms = [BernoulliRBM(n, n, generator=seeded(), scale=0.1) for n in (600, 1500)]
+    assert [chosen(rbm).max_evaluations for rbm in rbms] == [None, 400_000]
+    tree = ChowLiuTree.fit(torch.eye(1000))
+    on_tree = BernoulliRBM(1000, 1000, generator=seeded(), scale=0.1, base=tree)
+    assert chosen(on_tree).max_evaluations == 600_000
+    machines = [BoltzmannMachine(torch.ones(d, d) / d) for d in (100, 500)]
+    assert [chosen(machine).max_evaluations for machine in machines] == [None, 600_000]
 
 
 def test_rows_are_checked_where_they_are_given_and_asked_for_where_they_are_needed():

@@ -158,11 +158,12 @@ class BoltzmannMachine(PairwiseEnergy):
         order = number[mask][upper].argsort()
         return row[upper][order], column[upper][order]
 
-    def coordinates(self, x: Tensor, weight: Tensor | None) -> Reparametrisation:
+    def coordinates(self, x: Tensor, weight: Tensor | None, l2: float = 0.0) -> Reparametrisation:
         """Coordinates of (weight, bias) in which losses of rows are well conditioned.
 
         They are those of centred couplings, J_ij (x_i - m_i)(x_j - m_j), which depend little on
-        each other and on the biases; curvatures are products of the variances of the columns.
+        each other and on the biases; curvatures are products of the variances of the columns, plus
+        the ridge penalty `l2` on couplings.
         """
         share = torch.full_like(x[:, 0], 1 / len(x)) if weight is None else weight / weight.sum()
         mean = share @ x
@@ -188,7 +189,7 @@ class BoltzmannMachine(PairwiseEnergy):
             w, b = split(flat)
             return torch.cat([w - mean[j] * b[i] - mean[i] * b[j], b])
 
-        curvature = torch.cat([2 * variance[i] * variance[j], variance])
+        curvature = torch.cat([2 * variance[i] * variance[j] + l2, variance])
         return Reparametrisation(inside, outside, gradient, curvature)
 
     @property

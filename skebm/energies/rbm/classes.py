@@ -33,6 +33,9 @@ from skebm.energies.rbm.gradient import (
 )
 from skebm.energies.rbm.mixed import MixedRBM, WiderColumns
 
+# Numbers that are computed at a time, as many as a cache holds.
+CACHED = 2**17
+
 
 class ClassesAndUnits(Conditional):
     """p(y, h given x): a class, then hidden units that are independent given it.
@@ -180,15 +183,18 @@ class ClassRBM(BipartiteEnergy):
         It is the log of the sum over hidden units of exp(-beta E(x, y, h)), without the visible
         part.
         """
-        return self._logits(self.rbm.hidden_field(x), beta)
+        field = self.rbm.hidden_field(x)
+        if isinstance(beta, Tensor):
+            beta = beta.unsqueeze(-1)
+            return self._logits(beta * field, beta)
+        return self._logits(field if beta == 1.0 else beta * field, beta)
 
     def _logits(self, field: Tensor, beta: float | Tensor = 1.0) -> Tensor:
-        """The same of the log-odds (n, H) of the hidden units at beta = 1, without the class."""
-        factor = beta.unsqueeze(-1) if isinstance(beta, Tensor) else beta
-        one = isinstance(factor, float) and factor == 1.0
-        fields = (field + own for own in self.class_weight.unbind(1))
-        parts = [softplus_sum(z if one else factor * z) for z in fields]
-        return torch.stack(parts, -1) + factor * self.class_bias
+        """The same of fields (..., n, H) of the hidden units without the class, at `beta`."""
+        of_class = (beta * self.class_weight).transpose(-1, -2).unsqueeze(-3)
+        some = max(1, CACHED // max(field.numel(), 1))
+        parts = [softplus_sum(field.unsqueeze(-2) + own) for own in of_class.split(some, -2)]
+        return torch.cat(parts, -1) + beta * self.class_bias
 
     def log_class_proba(self, x: Tensor) -> Tensor:
         """log p(y given x), exact, (n, K)."""
@@ -218,13 +224,16 @@ class ClassRBM(BipartiteEnergy):
     def hidden(self, x: Tensor, beta: float = 1.0) -> ClassesAndUnits:
         """p(y, h given x) at inverse temperature `beta`."""
         field = self.rbm.hidden_field(x)
-        return self._hidden(field, self._logits(field, beta), beta)
+        return self.units_given_field(field if beta == 1.0 else beta * field, beta)
 
-    def _hidden(self, field: Tensor, logits: Tensor, beta: float = 1.0) -> ClassesAndUnits:
-        of_class = self.class_weight.t()
-        if beta != 1.0:
-            field, of_class = beta * field, beta * of_class
-        return ClassesAndUnits(logits.log_softmax(1), field, of_class)
+    def log_sum(self, field: Tensor, beta: float = 1.0) -> Tensor:
+        """log of the sum over y and h, (n,), of fields (n, H) that are at `beta` already."""
+        return self._logits(field, beta).logsumexp(-1)
+
+    def units_given_field(self, field: Tensor, beta: float = 1.0) -> ClassesAndUnits:
+        """p(y, h given x) of fields (n, H), without the class, that are at `beta` already."""
+        log_share = self._logits(field, beta).log_softmax(1)
+        return ClassesAndUnits(log_share, field, beta * self.class_weight.t())
 
     def visible(self, h: Tensor, beta: float = 1.0, field: Tensor | None = None) -> Conditional:
         """p(x given y, h) under a field, as :meth:`MixedRBM.visible`; y has no influence."""

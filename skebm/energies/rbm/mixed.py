@@ -217,6 +217,14 @@ class MixedRBM(BipartiteEnergy):
         """p(h_j = 1 given x) = sigmoid(beta (c_j + W_j t(x))), mean of shape (n, H)."""
         return Bernoulli((beta * self.hidden_field(x)).sigmoid())
 
+    def log_sum(self, field: Tensor, beta: float = 1.0) -> Tensor:
+        """log of the sum over hidden units, (n,), of fields (n, H) that are at `beta` already."""
+        return softplus_sum(field)
+
+    def units_given_field(self, field: Tensor, beta: float = 1.0) -> Bernoulli:
+        """p(h given x) of fields (n, H) that are at `beta` already."""
+        return Bernoulli(field.sigmoid())
+
     def visible(self, h: Tensor, beta: float = 1.0, field: Tensor | None = None) -> Tilt:
         """p(x given h), proportional to q_s(x)^beta exp(beta (b + W'h)' t(x) + field' x)."""
         own, factor = torch.addmm(self.visible_bias, h, self.weight), self.factor()

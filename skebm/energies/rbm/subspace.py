@@ -225,10 +225,6 @@ class SubspaceEnergy(BipartiteEnergy):
         field = factor * self.rbm.hidden_field(x)
         return beta * self.rbm.visible_energy(x) - self.log_sum(field, factor)
 
-    def linear(self, x: Tensor) -> Tensor:
-        """b't(x), (n,)."""
-        return self.rbm.statistics(x) @ self.rbm.visible_bias
-
     def hidden(self, x: Tensor, beta: float = 1.0) -> GatedUnits:
         """p(h, s given x) at inverse temperature `beta`."""
         field = self.rbm.hidden_field(x)

@@ -16,8 +16,8 @@ from skebm.objectives.local import LOCAL_RULES
 from skebm.training.rows import Rows
 
 # Precisions of the normal prior of a coupling of bits, among which held-out rows choose; the
-# first leaves columns independent. Rows for each coupling of a column from which the choice makes
-# no difference, and the prior precision is then 1.
+# first leaves columns independent, with the fields of the base. Rows for each coupling of a column
+# from which the choice makes no difference, and the prior precision is then 1.
 PRECISIONS, MANY_ROWS = (1e5, 300.0, 30.0, 10.0, 3.0, 0.3), 50
 # Gain of nats at which the models that are compared have converged; terms of a sum over all states
 # up to which it is quick.
@@ -67,18 +67,23 @@ def choose_ridge(
         return with_penalties(recipe, recipe.family.l1, PRECISIONS[1] / n)
     convex, factor = _quick(recipe)
     order = torch.randperm(len(rows), generator=generator, device=rows.device)
-    parts = order.chunk(n_parts)
-    total = np.zeros(len(PRECISIONS))
-    for part in parts if len(rows) < few_rows else parts[:1]:
-        train, held_out = rows.without(part)
-        n_train = float(train.counts.sum())
-        last: BoltzmannMachine | None = None
-        for i, precision in enumerate(PRECISIONS):
-            model = with_penalties(convex, 0.0, factor * precision / n_train)
-            found = fit_convex(model, train, last, ROUGH)
-            last = found.energy
-            total[i] += loss_of(found, held_out)
-    return with_penalties(recipe, recipe.family.l1, PRECISIONS[int(total.argmin())] / n)
+    parts = order.chunk(n_parts)[: n_parts if len(rows) < few_rows else 1]
+    folds = [rows.without(part) for part in parts]
+    last: list[Any] = [None for _ in folds]
+    total: list[float] = []
+    for precision in PRECISIONS:
+        total.append(0.0)
+        for fold, (train, held_out) in enumerate(folds):
+            model = with_penalties(convex, 0.0, factor * precision / float(train.counts.sum()))
+            if precision == PRECISIONS[0]:
+                found = model.family.objective(model, generator)
+            else:
+                found = fit_convex(model, train, last[fold], ROUGH)
+            last[fold] = found.energy
+            total[-1] += loss_of(found, held_out)
+        if len(total) > 2 and total[-1] > total[-2]:
+            break  # weaker ones overfit more, and take the longest
+    return with_penalties(recipe, recipe.family.l1, PRECISIONS[int(np.argmin(total))] / n)
 
 
 def _quick(recipe: BoltzmannRecipe) -> tuple[BoltzmannRecipe, float]:

@@ -20,6 +20,7 @@ from skebm.estimators import SparsityPath
 from skebm.objectives import EnumeratedLikelihood, PseudoLikelihood
 from skebm.partition.exact import exact_draws
 from skebm.samplers import Persistent
+from skebm.training.owlqn import OWLQN
 from tests.support.oracle import seeded
 from tests.support.tiers import full, leading, only_full
 
@@ -143,6 +144,25 @@ def test_the_l1_penalty_is_at_its_optimum(learning, objective):
     assert grad[zero].abs().max() <= l1 + 1e-3
     assert_allclose(grad[~zero], -l1 * weight[~zero].sign(), atol=1e-3)
     assert plain.energy.bias.grad.abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("l2", [0.01, 100.0])
+def test_columns_that_hardly_vary_do_not_slow_down_a_strong_ridge(l2):
+    """Steps are scaled by the curvature of the penalty as well as by that of the rows."""
+    rng = np.random.default_rng(0)
+    shares = np.geomspace(0.001, 0.5, 12)
+    X = torch.as_tensor((rng.random((2000, 12)) < shares).astype(float))
+    X[:, 10] = torch.where(X[:, 11] > 0, X[:, 10], X[:, 9])
+    none = torch.zeros(12, 12, dtype=torch.float64)
+    energy = BoltzmannMachine(none, X.mean(0).logit(1e-4), edges=torch.ones(12, 12).bool())
+    objective = PseudoLikelihood(energy, l2=l2)
+    optimizer = OWLQN(energy.parameters())
+    optimizer.coordinates = objective.coordinates(Batch(X))
+    for _ in range(30):
+        optimizer.step(lambda: objective.gradients(Batch(X), None, seeded(0)).value)
+    objective.gradients(Batch(X), None, seeded(0))
+    gradients = torch.cat([p.grad for p in energy.parameters()])
+    assert gradients.abs().max() < 1e-4
 
 
 def test_auto_says_what_it_chose():
