@@ -8,9 +8,10 @@ PATH holds `images/mnist.npz`, `images/kmnist_test.npz`, `images/freyfaces.npz`,
 
 `fits`: 1,000 MNIST images of 784 pixels (their digits as classes), and draws of four normal
 distributions of covariance W W' + I with W of eight columns, 2,000 x 1,555 and 5,000 x 512. Default
-settings; rows for `RBMEstimator` are binary, above the median of each column (above 127 for
-pixels). Each fit has a fresh process of one thread. `fit` and `first score` (100 rows, with log Z)
-are seconds of the processor's time, `wall` those of the clock for both; `MB` is ru_maxrss.
+settings; rows for `RBMEstimator` and `BoltzmannMachineDensity` are binary, above the median of each
+column (above 127 for pixels). Each fit has a fresh process of one thread. `fit` and `first score`
+(100 rows, with log Z) are seconds of the processor's time, `wall` those of the clock for both; `MB`
+is ru_maxrss.
 
 `bases`: mean log-likelihood of held-out rows in nats with standard errors, of at most 1,000 rows
 fitted and as many scored, standardised by the former; images and faces dequantised uniformly.
@@ -41,6 +42,7 @@ from benchmarks._common import table, write
 from benchmarks.clean_rows import error_of
 from benchmarks.memory import peak
 from skebm import (
+    BoltzmannMachineDensity,
     ContrastiveDivergenceDensity,
     JEMClassifier,
     NCEDensity,
@@ -55,7 +57,9 @@ ESTIMATORS: tuple[Any, ...] = (
     NCEDensity,
     JEMClassifier,
     RBMEstimator,
+    BoltzmannMachineDensity,
 )
+OF_BITS = (RBMEstimator, BoltzmannMachineDensity)
 BY_NAME = {cls.__name__: cls for cls in ESTIMATORS}
 FITS = ("mnist 1000 x 784", "synthetic 2000 x 1555", "synthetic 5000 x 512")
 ADBENCH = ("musk", "mnist", "optdigits", "SpamBase", "letter")
@@ -101,7 +105,7 @@ def measure_fit(name: str, label: str, data: Path) -> dict[str, object]:
     torch.set_num_threads(1)
     X, y = fit_rows(name, data)
     cls = BY_NAME[label]
-    if cls is RBMEstimator:
+    if cls in OF_BITS:
         X = ((127 if name.startswith("mnist") else np.median(X, 0)) < X).astype(float)
     model = cls(random_state=0)
     started, wall = time.process_time(), time.perf_counter()

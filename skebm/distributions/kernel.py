@@ -15,6 +15,7 @@ from torch import Tensor
 from skebm.base import Clamp, Real
 from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
+from skebm.base.torchtools import exp_of_shifted_
 from skebm.distributions import _fitting
 from skebm.distributions._fitting import (
     draw_index,
@@ -151,7 +152,7 @@ def evaluate_kernels(
 def _sums(kernels: Kernels, rows: Tensor, logits: Tensor, score: bool) -> tuple[Tensor, ...]:
     """The log-sum-exp over all kernels, and its gradient with respect to the rows."""
     top = logits.detach().amax(2).amax(0)
-    weight = logits.sub_(top[:, None]).exp_()
+    weight = exp_of_shifted_(logits.sub_(top[:, None]))
     if not score:
         return (top + weight.sum(2).sum(0).log(),)
     d = rows.shape[1]
@@ -247,7 +248,7 @@ def expected_statistics(
         logits = kernels.logits(rows)
         logits[:, torch.arange(len(part), device=z.device), index[part]] = -math.inf
         top = logits.amax(2).amax(0)
-        weight = logits.sub_(top[:, None]).exp_()
+        weight = exp_of_shifted_(logits.sub_(top[:, None]))
         sums = torch.mm(weight.flatten(0, 1), ones).view(n_scales, len(part), d + 1)
         total = sums[..., d].sum(0)
         value += float(count[part] @ (top + total.log() - log_others[part]))
@@ -346,7 +347,7 @@ def log_likelihood(z: Tensor, w: Tensor, index: Tensor, count: Tensor, factor: f
     """Leave-one-out log-likelihood of the rows `index`, weighted by `count`, in nats."""
     total = 0.0
     for rows, distance, nearest in _distances(z, index):
-        kernel = distance.mul_(-0.5 / factor**2).exp_()
+        kernel = exp_of_shifted_(distance.mul_(-0.5 / factor**2))
         total += _score(kernel @ w, nearest, w, index[rows], count[rows], z, factor)
     return total
 
@@ -430,7 +431,9 @@ def best_common_factor(z: Tensor, w: Tensor, factors: Tensor) -> float:
     log_weight[place, index] = -math.inf
 
     def likelihood(factor: float) -> float:
-        inside = torch.logsumexp(distance / factor**2 + log_weight, 1)
+        logits = distance / factor**2 + log_weight
+        top = logits.amax(1)
+        inside = top + exp_of_shifted_(logits.sub_(top[:, None])).sum(1).log()
         return float(count @ inside) / float(count.sum()) - z.shape[1] * math.log(factor)
 
     return _line_search([likelihood(factor) for factor in FACTORS], likelihood)

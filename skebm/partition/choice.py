@@ -21,7 +21,7 @@ from skebm.base import (
 )
 from skebm.base.domains import parts_of
 from skebm.base.energy import check_energy
-from skebm.distributions import ChowLiuTree, Columns, Distribution
+from skebm.distributions import ChowLiuTree, Distribution
 from skebm.distributions.trees.tables import TreeOfTables
 from skebm.partition.annealed import AIS
 from skebm.partition.bracket import AISBracket
@@ -255,15 +255,23 @@ def _bracket(energy: Energy) -> AISBracket:
 
 def _budget(energy: Energy, max_products: float) -> int:
     """Evaluations of an energy, of one digit, for a number of products of weights and rows."""
-    size = sum(one.numel() for one in energy.parameters())
-    base = getattr(energy, "base", None)
-    for part in base.parts if isinstance(base, Columns) else [base]:
-        # Columns of a tree are drawn one after the other: as many products take about as long.
-        if isinstance(part, ChowLiuTree | TreeOfTables):
-            size += 600 * part.domain.n_columns
+    size = sum(one.numel() for one in energy.parameters()) + _cost(getattr(energy, "base", None))
     # Fewest weights: below, what an evaluation costs does not depend on them.
     min_size = 2_000
     return int(float(f"{max_products / max(size, min_size):.0e}"))
+
+
+def _cost(base: Distribution | None) -> int:
+    """Products that a row of a base takes, about: its numbers, such as centres of kernels."""
+    if base is None:
+        return 0
+    if isinstance(base, ChowLiuTree | TreeOfTables):
+        # Columns are drawn one after the other, each of which takes as long as so many products.
+        return 600 * base.domain.n_columns
+    values = vars(base).values()
+    parts = [one for v in values for one in (v if isinstance(v, tuple | list) else (v,))]
+    numbers = sum(part.numel() for part in parts if isinstance(part, torch.Tensor))
+    return numbers + sum(_cost(part) for part in parts if isinstance(part, Distribution))
 
 
 def _enumeration(energy: Energy) -> tuple[float, str]:
