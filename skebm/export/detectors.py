@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -20,12 +21,17 @@ from skebm.estimators.queries.densities import last_step, log_normaliser
 from skebm.export.columns import InputColumns
 from skebm.export.graph import ExportError, Graph, Node
 from skebm.export.models import (
+    OF_SINGLE,
+    STATISTIC_OF_SINGLE,
     Output,
     Outputs,
+    decision_outputs,
     difference_node,
+    error_of_single,
     relative_log_density_node,
     rounding_of,
     threshold_outputs,
+    with_doubt,
 )
 
 OutputsOf = Callable[[Graph, Any, InputColumns], Outputs]
@@ -65,7 +71,13 @@ def surprise_outputs(
     surprise = graph.apply("where", itself, mean(model._own_tails), mean(model._tails))
     surprise = surprise + _unseen(graph, model._unseen, x, itself)
     found = {"log_density": Output(-surprise)}
-    return found | threshold_outputs(graph, difference_node(graph, -surprise, model.offset_), False)
+    found |= threshold_outputs(graph, -surprise, model.offset_)
+    steep = [
+        _are_steep(graph, tail, view)
+        for tails in (model._own_tails, model._tails)
+        for tail, view in zip(tails[:-1], views[:-1], strict=True)  # distances have no such sums
+    ]
+    return with_doubt(found, functools.reduce(operator.or_, steep))
 
 
 def _nearest(graph: Graph, nearest: NearestRow, x: Node) -> tuple[Node, Node]:
@@ -74,7 +86,10 @@ def _nearest(graph: Graph, nearest: NearestRow, x: Node) -> tuple[Node, Node]:
     rows = nearest.rows
     scaled = (x - nearest.centre) / nearest.unit
     n = min(2, len(rows))
-    score = (scaled @ rows.T) * -2.0 + np.square(rows).sum(1)
+    # In one product of matrices: sums of wide arrays take as long as these.
+    ones = graph.apply("fill", scaled, shape=[-1, 1], value=1.0)
+    by = np.concatenate([rows.T * -2.0, np.square(rows).sum(1)[None]])
+    score = graph.apply("concat", scaled, ones, axis=1) @ by
     place = graph.apply("smallest", score, k=n)
     near = graph.apply("take", rows, place, axis=0)  # (n, 2, d)
     difference = near - graph.apply("unsqueeze", scaled, axis=1)
@@ -89,6 +104,15 @@ def _tail_surprise(graph: Graph, tail: RankTail, values: Node) -> Node:
     """Nats of each value, as :meth:`RankTail.surprise`."""
     beyond = graph.apply("maximum", float(tail.values[0]) - values, 0.0) / tail.scale
     return _interpolated(graph, values, tail.values, tail.nats) + beyond
+
+
+def _are_steep(graph: Graph, tail: RankTail, values: Node) -> Node:
+    """Whether nats of values, or of those beside, depend on what single precision lacks, (n,)."""
+    slopes = np.concatenate([[-1 / tail.scale], np.diff(tail.nats) / np.diff(tail.values), [0.0]])
+    steep = np.abs(slopes) * OF_SINGLE > STATISTIC_OF_SINGLE
+    near = np.convolve(steep, [True, True, True], mode="same")
+    place = graph.apply("searchsorted", tail.values, values, right=True)
+    return graph.apply("take", near, place, axis=0)
 
 
 def _interpolated(graph: Graph, x: Node, at: np.ndarray, values: np.ndarray) -> Node:
@@ -194,20 +218,20 @@ def detector_outputs(
     values = [_statistic(statistic, found, one) for found, one in pairs]
     threshold, missing = model._threshold, all(one.missing for one in values)
     nodes = [one.node for one in values]
-    found = {}
     if isinstance(threshold, ConformalThreshold):
-        found["p_value"] = Output(_p_values(graph, threshold, nodes), missing)
-        margin = _margin(graph, threshold, nodes)
+        doubt = _p_value_doubt(graph, threshold, nodes)
+        found = decision_outputs(graph, _margin(graph, threshold, nodes), missing, doubt)
+        found["p_value"] = Output(_p_values(graph, threshold, nodes), missing, doubt=doubt)
     else:
-        margin = difference_node(graph, nodes[0], threshold.value)
+        found = threshold_outputs(graph, nodes[0], threshold.value, missing)
     if len(nodes) > 1:
-        score = margin + model.offset_
+        score = found["decision"].node + model.offset_
     else:
         constant = log_normaliser(model.estimators_[0]) if statistic == "log_density" else 0.0
         score = nodes[0] - constant if constant else nodes[0]
-    return (
-        found | {"log_density": Output(score, missing)} | threshold_outputs(graph, margin, missing)
-    )
+    found["log_density"] = Output(score, missing)
+    steep = [one.doubt for one in values if one.doubt is not None]
+    return with_doubt(found, functools.reduce(operator.or_, steep)) if steep else found
 
 
 def _statistic(statistic: Any, outputs: Outputs, model: Any) -> Output:
@@ -237,6 +261,19 @@ def _p_values(graph: Graph, threshold: ConformalThreshold, values: list[Node]) -
     places = [graph.apply("searchsorted", part, value, right=True) for part, value in pairs]
     below = functools.reduce(lambda a, b: a + b, places).cast("f")
     return (below + 1.0) / float(threshold.n_rows + 1)
+
+
+def _p_value_doubt(graph: Graph, threshold: ConformalThreshold, values: list[Node]) -> Node:
+    """Whether a calibration row is so near that single precision does not tell which is higher."""
+    near = []
+    for part, value in zip(threshold.parts, values, strict=True):
+        error = error_of_single(graph, value)
+        ends = [
+            graph.apply("searchsorted", part, end, right=True)
+            for end in (value - error, value + error)
+        ]
+        near.append(ends[0] < ends[1])
+    return functools.reduce(lambda a, b: a | b, near)
 
 
 def _margin(graph: Graph, threshold: ConformalThreshold, values: list[Node]) -> Node:
