@@ -17,7 +17,7 @@ from skebm.export.scorer import OPERATIONS
 
 # Numbers of an array that are computed together, of a wide one and of others, and numbers of a row
 # from which an array is wide.
-WIDE_NUMBERS, NUMBERS, WIDE = 2**17, 2**19, 512
+WIDE_NUMBERS, NUMBERS, WIDE = 2**17, 2**19, 256
 # Operations that are computed for all rows.
 OF_ALL_ROWS = {"column", "constant", "compress", "merge", "in_blocks"}
 # Numbers of rows of the examples by which shapes are known.

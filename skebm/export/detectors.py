@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from skebm.estimators.outlier.bulk import FARTHEST, RESOLUTION, TINY, Bulk, windows_of
 from skebm.estimators.outlier.product import ProductOfDensities
 from skebm.estimators.outlier.surprise import (
     RELATIVE_TOLERANCE,
@@ -47,11 +48,6 @@ def surprise_outputs(
     graph: Graph, model: Any, frame: InputColumns, outputs_of: OutputsOf
 ) -> Outputs:
     """Minus the surprise of rows, and its threshold."""
-    if model._bulk is not None:
-        raise ExportError(
-            'The distance of a row from the bulk of a table, which trim="auto" asks for, is not '
-            "exported: pass trim=None, or the share of rows to leave out as a number."
-        )
     density = model.density_
     experts = (
         list(density.experts_.values()) if isinstance(density, ProductOfDensities) else [density]
@@ -62,22 +58,29 @@ def surprise_outputs(
     x = frame.several(list(range(model.n_features_in_)), None)
     distance, itself = _nearest(graph, model._nearest, x)
     views.append(-graph.apply("log", distance + model._nearest.offset))
+    n = len(views)
+    if model._bulk is not None:
+        views += [-one for one in _distances_from_bulk(graph, model._bulk, x)]
 
     def mean(tails: list[RankTail]) -> Node:
         pairs = zip(tails, views, strict=True)
-        found = [_tail_surprise(graph, tail, view) for tail, view in pairs]
-        return functools.reduce(lambda a, b: a + b, found) / float(len(found))
+        nats = [_tail_surprise(graph, tail, view) for tail, view in pairs]
+        found = functools.reduce(operator.add, nats[:n]) / float(n)
+        if len(nats) > n:
+            far = _mean_of_two_highest(graph, nats[n:])
+            mixed = found + (far - found) * model._weight_of_bulk
+            found = graph.apply("where", graph.apply("isinf", found), found, mixed)
+        return found
 
     surprise = graph.apply("where", itself, mean(model._own_tails), mean(model._tails))
     surprise = surprise + _unseen(graph, model._unseen, x, itself)
     found = {"log_density": Output(-surprise)}
     found |= threshold_outputs(graph, -surprise, model.offset_)
     steep = [
-        _are_steep(graph, tail, view)
-        for tails in (model._own_tails, model._tails)
-        for tail, view in zip(tails[:-1], views[:-1], strict=True)  # distances have no such sums
+        functools.reduce(operator.or_, map(functools.partial(_are_steep, graph), tails, views))
+        for tails in (model._own_tails[: n - 1], model._tails[: n - 1])  # of sums: not of distances
     ]
-    return with_doubt(found, functools.reduce(operator.or_, steep))
+    return with_doubt(found, (itself & steep[0]) | (~itself & steep[1]))
 
 
 def _nearest(graph: Graph, nearest: NearestRow, x: Node) -> tuple[Node, Node]:
@@ -98,6 +101,39 @@ def _nearest(graph: Graph, nearest: NearestRow, x: Node) -> tuple[Node, Node]:
     alone = high > 0.0 if len(rows) > 1 else graph.node(np.array(True))
     itself = low.equals(0.0) & alone
     return graph.apply("where", itself, high, low), itself
+
+
+def _distances_from_bulk(graph: Graph, bulk: Bulk, x: Node) -> list[Node]:
+    """Logs of the distances of rows from clusters, windows and core, as :meth:`Bulk.distances`."""
+    z = graph.apply("minimum", (x - bulk.centre) / bulk.unit, FARTHEST)
+    z = graph.apply("maximum", z, -FARTHEST)
+    core = (z - bulk.middle) @ bulk.axes
+    core = (core * core).reduce("sum")
+    own, square = (z * z).reduce("sum", keepdims=True), []
+    for centres in bulk.clusters:
+        apart = own + (z @ (centres.T * -2.0) + np.square(centres).sum(1))
+        square.append(graph.apply("sqrt", graph.apply("maximum", apart.reduce("min"), 0.0)))
+    clusters = functools.reduce(operator.add, square) / float(len(square))
+    widths = [_log_width(graph, column, z.column(j)) for j, column in enumerate(bulk.columns.T)]
+    logs = (graph.apply("log", one + TINY) for one in (clusters, core))
+    return [next(logs), functools.reduce(operator.add, widths), next(logs)]
+
+
+def _log_width(graph: Graph, column: np.ndarray, x: Node) -> Node:
+    """Log of the narrowest window of the values of a column around each value, (n,)."""
+    size, begins = windows_of(len(column))
+    place = graph.apply("searchsorted", column, x, right=False)
+    low = graph.apply("unsqueeze", place, axis=1) - begins
+    low = graph.apply("minimum", graph.apply("maximum", low, 0), len(column) - size - 1)
+    own = graph.apply("unsqueeze", x, axis=1)
+    first, last = (graph.apply("take", column, at, axis=0) for at in (low, low + np.int64(size)))
+    reach = graph.apply("maximum", own - first, last - own)
+    return graph.apply("log", reach.reduce("min") + RESOLUTION)
+
+
+def _mean_of_two_highest(graph: Graph, nats: list[Node]) -> Node:
+    least = functools.reduce(lambda a, b: graph.apply("minimum", a, b), nats)
+    return (functools.reduce(operator.add, nats) - least) / 2.0
 
 
 def _tail_surprise(graph: Graph, tail: RankTail, values: Node) -> Node:

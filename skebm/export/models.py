@@ -241,6 +241,29 @@ def class_outputs(graph: Graph, classes: np.ndarray, logits: Node) -> Outputs:
     }
 
 
+def density_classifier_outputs(
+    graph: Graph, model: Any, frame: InputColumns, outputs_of: Callable[..., Outputs]
+) -> Outputs:
+    """Class probabilities by a density for each class."""
+    if model.densities_ is None:
+        raise ExportError(
+            "A density of rows beside their class is asked for each class: "
+            'pass label="separate" for one density of each class.'
+        )
+    parts = [outputs_of(graph, one, frame) for one in model.densities_]
+    if any("log_density" not in part for part in parts):
+        raise ExportError("The density of a class has no log Z.")
+    joint = graph.side_by_side([part["log_density"].node for part in parts])
+    prior = np.log(model.class_prior_)
+    logits = joint * float(model.power_) + prior
+    known = ~(joint.isnan() | graph.apply("isinf", joint))
+    logits = graph.apply("where", known.reduce("any", keepdims=True), logits, prior)
+    found = class_outputs(graph, model.classes_, logits)
+    first, second = (graph.apply("kth_largest", logits, k=k) for k in (1, 2))
+    doubt = first - second <= error_of_single(graph, first)
+    return {"proba": found["proba"], "predict": found["predict"]._replace(doubt=doubt)}
+
+
 def plain_classes(classes: np.ndarray) -> np.ndarray:
     """Classes as an array that a file without pickles holds."""
     if classes.dtype.kind in "biufU":

@@ -92,7 +92,7 @@ class Writer:
         self._numbers: Iterator[int] = itertools.count() if outside is None else outside._numbers
         self.inputs: list[Any] = []
         self.names: dict[int, str] = {}
-        self.single, self.rests = single and dtype == "float64", dict[int, list[int]]()
+        self.single, self.rests = single, dict[int, list[int]]()
 
     # ---------------------------------------------------------------- parts of a model
 
@@ -118,7 +118,8 @@ class Writer:
         """The name of a constant array."""
         array = np.asarray(value)
         if array.dtype.kind == "f":
-            array = array.astype(self.dtype)
+            with np.errstate(over="ignore"):  # the largest number is infinite in single precision
+                array = array.astype(self.dtype)
         elif array.dtype.kind == "U":
             array = array.astype(object)
         return self._as_constant(array)
@@ -500,7 +501,7 @@ def _quotient_up(to: Writer, x: str, y: str) -> str:
 def _inner_writer(to: Writer, names: Sequence[str], given: dict[str, Any]) -> tuple[Writer, Any]:
     """The operations on a block, written, and the description of their result."""
     graph, info = Graph(), to.onnx.helper.make_tensor_value_info
-    inner = Writer(graph, str(to.dtype), to, given["single"])
+    inner = Writer(graph, str(to.dtype), to, given["single"] or to.dtype == np.float32)
     nodes: list[Node] = []
     for (op, read, settings), kind in zip(given["nodes"], given["kinds"], strict=True):
         k = len(nodes)

@@ -28,6 +28,7 @@ from skebm.export.models import (
     Outputs,
     belief_outputs,
     classifier_outputs,
+    density_classifier_outputs,
     density_outputs,
     product_outputs,
     rbm_outputs,
@@ -39,7 +40,6 @@ from skebm.export.others import mixture_outputs, scaler_outputs
 REFUSED = {
     ours.ConditionalDensity: "each condition has a log Z of its own, which is estimated by chains",
     ours.DeepBoltzmannMachine: "its hidden layers are found by steps until they converge",
-    ours.DensityClassifier: "it asks a density of each class: export these one by one",
     ours.DensityImputer: "it draws what is missing",
     ours.DensityRegressor: "it integrates a density over each row's values of y",
     ours.GatedRBM: "it takes pairs of rows",
@@ -116,6 +116,7 @@ RULES: dict[Any, Callable[[Graph, Any, InputColumns], Outputs]] = {
     ours.RowSurprise: functools.partial(surprise_outputs, outputs_of=outputs_of),
     ours.EnergyOutlierDetector: functools.partial(detector_outputs, outputs_of=outputs_of),
     ours.DeepBeliefNetwork: belief_outputs,
+    ours.DensityClassifier: functools.partial(density_classifier_outputs, outputs_of=outputs_of),
 }
 
 
@@ -126,6 +127,8 @@ def _reads_columns(model: Any) -> bool:
         return _reads_columns(model.steps[0][1])
     if isinstance(model, ours.EnergyOutlierDetector):
         return _reads_columns(model.estimators_[0])
+    if isinstance(model, ours.DensityClassifier):
+        return model.densities_ is not None and _reads_columns(model.densities_[0])
     has_dates = isinstance(model, ours.TableEncoder) and any(
         note.kind in (DATES, DURATIONS) for note in model._notes
     )

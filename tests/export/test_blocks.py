@@ -79,6 +79,15 @@ def test_single_sums_change_no_prediction_and_no_p_value(name):
     assert np.median(errors) > 1e-10  # as sums are in single precision
 
 
+def test_single_precision_of_everything_is_near():
+    pytest.importorskip("onnx", reason='needs pip install "skebm[onnx,test]"')
+    model = fitted("density")
+    (found,) = onnx_scores(to_onnx(model, dtype="float32"), NEW[:900]).values()
+    errors = np.abs(found - model.score_samples(NEW[:900]))
+    assert np.quantile(errors, 0.99) < 1e-5
+    assert errors.max() < 1e-3  # far from the centre, squared distances have six digits
+
+
 def test_what_is_read_again_is_not_overwritten():
     graph = Graph()
     x = graph.matrix(2)
