@@ -83,9 +83,10 @@ def test_single_precision_of_everything_is_near():
     pytest.importorskip("onnx", reason='needs pip install "skebm[onnx,test]"')
     model = fitted("density")
     (found,) = onnx_scores(to_onnx(model, dtype="float32"), NEW[:900]).values()
-    errors = np.abs(found - model.score_samples(NEW[:900]))
+    expected = model.score_samples(NEW[:900])
+    errors = np.abs(found - expected) / np.maximum(1, np.abs(expected))
     assert np.quantile(errors, 0.99) < 1e-5
-    assert errors.max() < 1e-3  # far from the centre, squared distances have six digits
+    assert errors.max() < 1e-4  # far from a narrow component, squared distances have six digits
 
 
 def test_what_is_read_again_is_not_overwritten():
