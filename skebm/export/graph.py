@@ -250,7 +250,7 @@ class Graph:
         if op in OF_INTEGERS:
             return "i"
         if op == "cast":
-            return str(given["to"])
+            return "f" if given["to"] == "single" else str(given["to"])
         if op == "in_blocks":
             return str(given["kinds"][-1])
         if op == "fill":

@@ -71,6 +71,8 @@ def trace_rows(
     n, dtype = energy.domain.n_columns, next(energy.parameters()).dtype
     graph.rounding = max(graph.rounding, ROUNDING[dtype])
     row = torch.as_tensor(model._reference[0, :n], dtype=dtype, device="cpu")
+    if dtype == torch.float32:  # on the same side of the splits of trees
+        x = graph.apply("cast", x, to="single")
     return traced(graph, lambda x: function(energy, x), [(x, row)], type(model).__name__)
 
 

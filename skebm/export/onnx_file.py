@@ -323,7 +323,9 @@ def _mod(to: Writer, names: Sequence[str], given: Any, kinds: Any) -> str:
 
 @composed("cast")
 def _cast(to: Writer, names: Sequence[str], given: Any, kinds: Any) -> str:
-    return to.emit("Cast", names[0], to=to.types[given["to"]])
+    if given["to"] != "single":
+        return to.emit("Cast", names[0], to=to.types[given["to"]])
+    return to.emit("Cast", to.emit("Cast", names[0], to=to.onnx.TensorProto.FLOAT), to=to.number)
 
 
 @composed("transpose")

@@ -281,7 +281,7 @@ OPERATIONS: dict[str, Any] = {
     "erf": np.vectorize(math.erf, otypes=[float]),
     "softplus": lambda x: np.logaddexp(0.0, x),
     "sigmoid": lambda x: 1.0 / (1.0 + np.exp(-x)),
-    "cast": lambda x, to: x.astype({"f": np.float64, "i": np.int64, "b": np.bool_}[to]),
+    "cast": lambda x, to: x.astype({"f": "f8", "single": "f4", "i": "i8", "b": "?"}[to]),
     "reshape": lambda x, shape: x.reshape(shape),
     "unsqueeze": lambda x, axis: np.expand_dims(x, axis),
     "expand": lambda x, like, shape: np.broadcast_to(x, _sizes(like, shape)),

@@ -306,6 +306,15 @@ def test_models_of_single_precision_agree_to_that():
     assert_scores_like(to_numpy(model), model, NEW_NUMBERS[:20], 1e-5)
 
 
+def test_rows_have_the_precision_of_the_model():
+    """Else a value beside a split of a tree is on the other side of it."""
+    model = BoostedDensity(n_iter=2, base="gaussian", partition=ImportanceSampling(200))
+    scorer = to_numpy(model.set_params(random_state=0).fit(NUMBERS))
+    base = scorer.score_samples(NUMBERS)
+    same = scorer.score_samples(NUMBERS * (1 + 1e-11)) == base
+    assert same.mean() > 0.9
+
+
 def test_an_export_leaves_the_model_as_it_was():
     model, new = fitted("NCEDensity")
     before = model.score_samples(new)
