@@ -675,7 +675,7 @@ def _argmax(call: TorchCall) -> Node:
 
 
 def _log_sum(call: TorchCall, axis: int, keepdims: bool) -> Node:
-    return call.apply("logsumexp", call.node(0), axis=axis, keepdims=keepdims)
+    return call.graph.logsumexp(call.node(0), axis, keepdims)
 
 
 @rule("logsumexp")

@@ -36,31 +36,41 @@ class InputColumns:
         Names of the columns; without them rows are one array of numbers.
     rows : Node or None
         What a step before makes of rows, (n, n_columns), without missing entries.
+    mask : Node or None
+        Which rows these are of those of users; None is all of them.
     """
 
     def __init__(
-        self, graph: Graph, n_columns: int, names: list[str] | None = None, rows: Node | None = None
+        self,
+        graph: Graph,
+        n_columns: int,
+        names: list[str] | None = None,
+        rows: Node | None = None,
+        mask: Node | None = None,
     ):
         self.graph, self.n_columns, self.names = graph, n_columns, names
-        self._rows = rows
+        self._rows, self._mask = rows, mask
         graph.n_columns = graph.n_columns or n_columns
 
     def _array(self) -> Node:
         if self._rows is None:
-            self._rows = self.graph.matrix(self.n_columns)
+            self._rows = self._selected(self.graph.matrix(self.n_columns))
         return self._rows
+
+    def _selected(self, x: Node) -> Node:
+        return x if self._mask is None else self.graph.apply("compress", x, self._mask)
 
     def numbers(self, j: int) -> Node:
         """Column j as numbers, (n,); NaN where missing."""
         if self.names is None or self._rows is not None:
             return self._array().column(j)
-        return self.graph.column(self.names[j], j)
+        return self._selected(self.graph.column(self.names[j], j))
 
     def times(self, j: int, what: str) -> Node:
         """Days of dates and durations of column j, (n,); NaN where missing (`Graph.column`)."""
         if self.names is None or self._rows is not None:
             raise ExportError("Dates of a step before have no translation.")
-        return self.graph.column(self.names[j], j, time=what)
+        return self._selected(self.graph.column(self.names[j], j, time=what))
 
     def codes(self, j: int, levels: Any, *, unseen: bool) -> Node:
         """Places of the levels of column j, (n,); NaN where missing, -1 for others if `unseen`."""
@@ -72,7 +82,8 @@ class InputColumns:
                     f"Column {self.names[j]!r} has levels of type {type(level).__name__}, which no "
                     "file holds: make them text before the fit."
                 )
-        found = self.graph.column(self.names[j], j, levels=list(levels), unseen=unseen)
+        column = self.graph.column(self.names[j], j, levels=list(levels), unseen=unseen)
+        found = self._selected(column)
         return found if unseen else self.graph.apply("where", found < 0.0, np.nan, found)
 
     def several(self, columns: list[int], coding: Coding | None) -> Node:

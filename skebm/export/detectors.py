@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from skebm.estimators.outlier.bulk import FARTHEST, RESOLUTION, TINY, Bulk, windows_of
 from skebm.estimators.outlier.product import ProductOfDensities
 from skebm.estimators.outlier.surprise import (
     RELATIVE_TOLERANCE,
@@ -20,12 +22,17 @@ from skebm.estimators.queries.densities import last_step, log_normaliser
 from skebm.export.columns import InputColumns
 from skebm.export.graph import ExportError, Graph, Node
 from skebm.export.models import (
+    OF_SINGLE,
+    STATISTIC_OF_SINGLE,
     Output,
     Outputs,
+    decision_outputs,
     difference_node,
+    error_of_single,
     relative_log_density_node,
     rounding_of,
     threshold_outputs,
+    with_doubt,
 )
 
 OutputsOf = Callable[[Graph, Any, InputColumns], Outputs]
@@ -41,11 +48,6 @@ def surprise_outputs(
     graph: Graph, model: Any, frame: InputColumns, outputs_of: OutputsOf
 ) -> Outputs:
     """Minus the surprise of rows, and its threshold."""
-    if model._bulk is not None:
-        raise ExportError(
-            'The distance of a row from the bulk of a table, which trim="auto" asks for, is not '
-            "exported: pass trim=None, or the share of rows to leave out as a number."
-        )
     density = model.density_
     experts = (
         list(density.experts_.values()) if isinstance(density, ProductOfDensities) else [density]
@@ -56,16 +58,29 @@ def surprise_outputs(
     x = frame.several(list(range(model.n_features_in_)), None)
     distance, itself = _nearest(graph, model._nearest, x)
     views.append(-graph.apply("log", distance + model._nearest.offset))
+    n = len(views)
+    if model._bulk is not None:
+        views += [-one for one in _distances_from_bulk(graph, model._bulk, x)]
 
     def mean(tails: list[RankTail]) -> Node:
         pairs = zip(tails, views, strict=True)
-        found = [_tail_surprise(graph, tail, view) for tail, view in pairs]
-        return functools.reduce(lambda a, b: a + b, found) / float(len(found))
+        nats = [_tail_surprise(graph, tail, view) for tail, view in pairs]
+        found = functools.reduce(operator.add, nats[:n]) / float(n)
+        if len(nats) > n:
+            far = _mean_of_two_highest(graph, nats[n:])
+            mixed = found + (far - found) * model._weight_of_bulk
+            found = graph.apply("where", graph.apply("isinf", found), found, mixed)
+        return found
 
     surprise = graph.apply("where", itself, mean(model._own_tails), mean(model._tails))
     surprise = surprise + _unseen(graph, model._unseen, x, itself)
     found = {"log_density": Output(-surprise)}
-    return found | threshold_outputs(graph, difference_node(graph, -surprise, model.offset_), False)
+    found |= threshold_outputs(graph, -surprise, model.offset_)
+    steep = [
+        functools.reduce(operator.or_, map(functools.partial(_are_steep, graph), tails, views))
+        for tails in (model._own_tails[: n - 1], model._tails[: n - 1])  # of sums: not of distances
+    ]
+    return with_doubt(found, (itself & steep[0]) | (~itself & steep[1]))
 
 
 def _nearest(graph: Graph, nearest: NearestRow, x: Node) -> tuple[Node, Node]:
@@ -74,7 +89,10 @@ def _nearest(graph: Graph, nearest: NearestRow, x: Node) -> tuple[Node, Node]:
     rows = nearest.rows
     scaled = (x - nearest.centre) / nearest.unit
     n = min(2, len(rows))
-    score = (scaled @ rows.T) * -2.0 + np.square(rows).sum(1)
+    # In one product of matrices: sums of wide arrays take as long as these.
+    ones = graph.apply("fill", scaled, shape=[-1, 1], value=1.0)
+    by = np.concatenate([rows.T * -2.0, np.square(rows).sum(1)[None]])
+    score = graph.apply("concat", scaled, ones, axis=1) @ by
     place = graph.apply("smallest", score, k=n)
     near = graph.apply("take", rows, place, axis=0)  # (n, 2, d)
     difference = near - graph.apply("unsqueeze", scaled, axis=1)
@@ -85,10 +103,52 @@ def _nearest(graph: Graph, nearest: NearestRow, x: Node) -> tuple[Node, Node]:
     return graph.apply("where", itself, high, low), itself
 
 
+def _distances_from_bulk(graph: Graph, bulk: Bulk, x: Node) -> list[Node]:
+    """Logs of the distances of rows from clusters, windows and core, as :meth:`Bulk.distances`."""
+    z = graph.apply("minimum", (x - bulk.centre) / bulk.unit, FARTHEST)
+    z = graph.apply("maximum", z, -FARTHEST)
+    core = (z - bulk.middle) @ bulk.axes
+    core = (core * core).reduce("sum")
+    own, square = (z * z).reduce("sum", keepdims=True), []
+    for centres in bulk.clusters:
+        apart = own + (z @ (centres.T * -2.0) + np.square(centres).sum(1))
+        square.append(graph.apply("sqrt", graph.apply("maximum", apart.reduce("min"), 0.0)))
+    clusters = functools.reduce(operator.add, square) / float(len(square))
+    widths = [_log_width(graph, column, z.column(j)) for j, column in enumerate(bulk.columns.T)]
+    logs = (graph.apply("log", one + TINY) for one in (clusters, core))
+    return [next(logs), functools.reduce(operator.add, widths), next(logs)]
+
+
+def _log_width(graph: Graph, column: np.ndarray, x: Node) -> Node:
+    """Log of the narrowest window of the values of a column around each value, (n,)."""
+    size, begins = windows_of(len(column))
+    place = graph.apply("searchsorted", column, x, right=False)
+    low = graph.apply("unsqueeze", place, axis=1) - begins
+    low = graph.apply("minimum", graph.apply("maximum", low, 0), len(column) - size - 1)
+    own = graph.apply("unsqueeze", x, axis=1)
+    first, last = (graph.apply("take", column, at, axis=0) for at in (low, low + np.int64(size)))
+    reach = graph.apply("maximum", own - first, last - own)
+    return graph.apply("log", reach.reduce("min") + RESOLUTION)
+
+
+def _mean_of_two_highest(graph: Graph, nats: list[Node]) -> Node:
+    least = functools.reduce(lambda a, b: graph.apply("minimum", a, b), nats)
+    return (functools.reduce(operator.add, nats) - least) / 2.0
+
+
 def _tail_surprise(graph: Graph, tail: RankTail, values: Node) -> Node:
     """Nats of each value, as :meth:`RankTail.surprise`."""
     beyond = graph.apply("maximum", float(tail.values[0]) - values, 0.0) / tail.scale
     return _interpolated(graph, values, tail.values, tail.nats) + beyond
+
+
+def _are_steep(graph: Graph, tail: RankTail, values: Node) -> Node:
+    """Whether nats of values, or of those beside, depend on what single precision lacks, (n,)."""
+    slopes = np.concatenate([[-1 / tail.scale], np.diff(tail.nats) / np.diff(tail.values), [0.0]])
+    steep = np.abs(slopes) * OF_SINGLE > STATISTIC_OF_SINGLE
+    near = np.convolve(steep, [True, True, True], mode="same")
+    place = graph.apply("searchsorted", tail.values, values, right=True)
+    return graph.apply("take", near, place, axis=0)
 
 
 def _interpolated(graph: Graph, x: Node, at: np.ndarray, values: np.ndarray) -> Node:
@@ -194,20 +254,20 @@ def detector_outputs(
     values = [_statistic(statistic, found, one) for found, one in pairs]
     threshold, missing = model._threshold, all(one.missing for one in values)
     nodes = [one.node for one in values]
-    found = {}
     if isinstance(threshold, ConformalThreshold):
-        found["p_value"] = Output(_p_values(graph, threshold, nodes), missing)
-        margin = _margin(graph, threshold, nodes)
+        doubt = _p_value_doubt(graph, threshold, nodes)
+        found = decision_outputs(graph, _margin(graph, threshold, nodes), missing, doubt)
+        found["p_value"] = Output(_p_values(graph, threshold, nodes), missing, doubt=doubt)
     else:
-        margin = difference_node(graph, nodes[0], threshold.value)
+        found = threshold_outputs(graph, nodes[0], threshold.value, missing)
     if len(nodes) > 1:
-        score = margin + model.offset_
+        score = found["decision"].node + model.offset_
     else:
         constant = log_normaliser(model.estimators_[0]) if statistic == "log_density" else 0.0
         score = nodes[0] - constant if constant else nodes[0]
-    return (
-        found | {"log_density": Output(score, missing)} | threshold_outputs(graph, margin, missing)
-    )
+    found["log_density"] = Output(score, missing)
+    steep = [one.doubt for one in values if one.doubt is not None]
+    return with_doubt(found, functools.reduce(operator.or_, steep)) if steep else found
 
 
 def _statistic(statistic: Any, outputs: Outputs, model: Any) -> Output:
@@ -237,6 +297,19 @@ def _p_values(graph: Graph, threshold: ConformalThreshold, values: list[Node]) -
     places = [graph.apply("searchsorted", part, value, right=True) for part, value in pairs]
     below = functools.reduce(lambda a, b: a + b, places).cast("f")
     return (below + 1.0) / float(threshold.n_rows + 1)
+
+
+def _p_value_doubt(graph: Graph, threshold: ConformalThreshold, values: list[Node]) -> Node:
+    """Whether a calibration row is so near that single precision does not tell which is higher."""
+    near = []
+    for part, value in zip(threshold.parts, values, strict=True):
+        error = error_of_single(graph, value)
+        ends = [
+            graph.apply("searchsorted", part, end, right=True)
+            for end in (value - error, value + error)
+        ]
+        near.append(ends[0] < ends[1])
+    return functools.reduce(lambda a, b: a | b, near)
 
 
 def _margin(graph: Graph, threshold: ConformalThreshold, values: list[Node]) -> Node:

@@ -177,7 +177,7 @@ class Graph:
     def matrix(self, width: int) -> Node:
         """The input of a model of arrays, (n, width)."""
         self.width = width
-        return self._add("column", [], {"column": 0}, "f")
+        return self.add("column", [], {"column": 0}, "f")
 
     def column(self, name: str, number: int, **kind: Any) -> Node:
         """A column by name, (n,): numbers, NaN where missing.
@@ -196,7 +196,7 @@ class Graph:
         found |= kind
         if found not in self.columns:
             self.columns.append(found)
-        return self._add("column", [], {"column": self.columns.index(found)}, "f")
+        return self.add("column", [], {"column": self.columns.index(found)}, "f")
 
     # ---------------------------------------------------------------- operations
 
@@ -213,7 +213,7 @@ class Graph:
         key = ("constant", array.dtype.str, array.shape, array.tobytes())
         if key not in self._known:
             self.arrays.append(np.ascontiguousarray(array).reshape(array.shape))
-            made = self._add("constant", [], {"array": len(self.arrays) - 1}, kind)
+            made = self.add("constant", [], {"array": len(self.arrays) - 1}, kind)
             self._known[key] = made.number
         return Node(self, self._known[key], kind)
 
@@ -233,7 +233,7 @@ class Graph:
         if op in ("concat", "merge"):
             skip = 1 if op == "merge" else 0
             found[skip:] = self._alike(found[skip:])
-        return self._add(op, [x.number for x in found], given, self._kind(op, found, given))
+        return self.add(op, [x.number for x in found], given, self._kind(op, found, given))
 
     @staticmethod
     def _alike(inputs: list[Node]) -> list[Node]:
@@ -250,10 +250,20 @@ class Graph:
         if op in OF_INTEGERS:
             return "i"
         if op == "cast":
-            return str(given["to"])
+            return "f" if given["to"] == "single" else str(given["to"])
+        if op == "in_blocks":
+            return str(given["kinds"][-1])
         if op == "fill":
             return {bool: "b", int: "i"}.get(type(given["value"]), "f")
         return inputs[1 if op in ("where", "merge") else 0].kind
+
+    def logsumexp(self, x: Node, axis: int = 1, keepdims: bool = False) -> Node:
+        """Logarithm of the sum of the exponentials along an axis."""
+        top = x.reduce("max", axis, keepdims=True)
+        top = self.apply("where", self.apply("isinf", top), 0.0, top)
+        total = self.apply("exp", x - top).reduce("sum", axis, keepdims=True)
+        found = self.apply("log", total) + top
+        return found if keepdims else self.apply("squeeze", found, axis=axis)
 
     def side_by_side(self, columns: Sequence[Node]) -> Node:
         """Columns (n,) as an array (n, k)."""
@@ -272,11 +282,12 @@ class Graph:
             elif op == "column" and not self.width:
                 made = found.column(**self.columns[given["column"]])
             else:
-                made = found._add(op, [numbers[i] for i in inputs], given, self.kinds[k])
+                made = found.add(op, [numbers[i] for i in inputs], given, self.kinds[k])
             numbers[k] = made.number
         return found, numbers
 
-    def _add(self, op: str, inputs: list[int], given: dict[str, Any], kind: str) -> Node:
+    def add(self, op: str, inputs: list[int], given: dict[str, Any], kind: str) -> Node:
+        """The result of an operation on nodes of given numbers, of a known kind."""
         key = (op, tuple(inputs), json.dumps(given, sort_keys=True))
         number = self._known.get(key)
         if number is None:

@@ -28,12 +28,29 @@ MOST_ENTRIES = 1_000_000
 ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-6}
 
 
+# By how much sums of exponentials in single precision may change log p, in nats, and a statistic
+# that follows from it, relative to its size.
+OF_SINGLE, STATISTIC_OF_SINGLE = 2e-7, 1e-5
+
+
 class Output(NamedTuple):
-    """What is asked of rows, whether rows with missing entries have it, and if it is an array."""
+    """What is asked of rows.
+
+    Attributes
+    ----------
+    node : Node
+    missing : bool
+        Whether rows with missing entries have it.
+    wide : bool
+        Whether it is an array with several columns.
+    doubt : Node or None
+        Of which rows single precision does not tell the class, the p-value or the statistic.
+    """
 
     node: Node
     missing: bool = False
     wide: bool = False
+    doubt: Node | None = None
 
 
 Outputs = dict[str, Output]
@@ -54,6 +71,8 @@ def trace_rows(
     n, dtype = energy.domain.n_columns, next(energy.parameters()).dtype
     graph.rounding = max(graph.rounding, ROUNDING[dtype])
     row = torch.as_tensor(model._reference[0, :n], dtype=dtype, device="cpu")
+    if dtype == torch.float32:  # on the same side of the splits of trees
+        x = graph.apply("cast", x, to="single")
     return traced(graph, lambda x: function(energy, x), [(x, row)], type(model).__name__)
 
 
@@ -74,7 +93,7 @@ def density_outputs(graph: Graph, model: Any, frame: InputColumns) -> Outputs:
         energy = graph.apply("where", rows.impossible, np.inf, energy)
     missing = summed is not None
     found = {"energy": Output(energy, missing)}
-    found |= threshold_outputs(graph, difference_node(graph, -energy, -model.threshold_), missing)
+    found |= threshold_outputs(graph, -energy, -model.threshold_, missing)
     found |= log_density_outputs(model, energy, missing)
     if missing and "log_density" in found and model.partition is not None:
         nothing = ~known.reduce("any")
@@ -105,10 +124,33 @@ def rounding_of(graph: Graph, values: Node) -> Node:
     return graph.apply("where", graph.apply("isinf", values), 0.0, size)
 
 
-def threshold_outputs(graph: Graph, decision: Node, missing: bool) -> Outputs:
+def threshold_outputs(
+    graph: Graph, values: Node, threshold: float, missing: bool = False
+) -> Outputs:
+    """By how much statistics exceed a threshold, and the classes that follow."""
+    doubt = graph.apply("abs", values - threshold) <= error_of_single(graph, values)
+    decision = difference_node(graph, values, threshold)
+    return decision_outputs(graph, decision, missing, doubt)
+
+
+def with_doubt(outputs: Outputs, doubt: Node) -> Outputs:
+    """Outputs of rows of which more are in doubt."""
+    return {
+        name: one._replace(doubt=doubt if one.doubt is None else one.doubt | doubt)
+        for name, one in outputs.items()
+    }
+
+
+def error_of_single(graph: Graph, values: Node) -> Node:
+    """By how much statistics may be changed by sums in single precision."""
+    return graph.apply("maximum", graph.apply("abs", values), 1.0) * STATISTIC_OF_SINGLE
+
+
+def decision_outputs(graph: Graph, decision: Node, missing: bool, doubt: Node) -> Outputs:
     """The decision of a detector, and +1 for inliers, -1 for outliers."""
     predicted = graph.apply("where", decision >= 0.0, np.int64(1), np.int64(-1))
-    return {"decision": Output(decision, missing), "predict": Output(predicted, missing)}
+    found = {"decision": Output(decision, missing), "predict": Output(predicted, missing)}
+    return {name: one._replace(doubt=doubt) for name, one in found.items()}
 
 
 def rbm_outputs(graph: Graph, model: Any, frame: InputColumns) -> Outputs:
@@ -179,7 +221,7 @@ def classifier_outputs(graph: Graph, model: Any, frame: InputColumns) -> Outputs
     energy = trace_rows(graph, model, table.row_energy, rows.x) + table.log_volume
     if isinstance(model, JEMClassifier):
         logits = trace_rows(graph, model, logits_of, rows.x)
-        total = graph.apply("logsumexp", logits, axis=1, keepdims=True)
+        total = graph.logsumexp(logits, keepdims=True)
         logits = logits - total * (1 - model.power_)
     else:
         trained = model._energy_of_net
@@ -190,7 +232,7 @@ def classifier_outputs(graph: Graph, model: Any, frame: InputColumns) -> Outputs
 
 def class_outputs(graph: Graph, classes: np.ndarray, logits: Node) -> Outputs:
     """Probabilities and classes by logits, (n, K)."""
-    total = graph.apply("logsumexp", logits, axis=1, keepdims=True)
+    total = graph.logsumexp(logits, keepdims=True)
     place = graph.apply("argmax", logits, axis=1)
     two = len(classes) == 2
     decision = logits.column(1) - logits.column(0) if two else logits
@@ -199,6 +241,29 @@ def class_outputs(graph: Graph, classes: np.ndarray, logits: Node) -> Outputs:
         "predict": Output(graph.apply("take", plain_classes(classes), place, axis=0)),
         "decision": Output(decision, wide=not two),
     }
+
+
+def density_classifier_outputs(
+    graph: Graph, model: Any, frame: InputColumns, outputs_of: Callable[..., Outputs]
+) -> Outputs:
+    """Class probabilities by a density for each class."""
+    if model.densities_ is None:
+        raise ExportError(
+            "A density of rows beside their class is asked for each class: "
+            'pass label="separate" for one density of each class.'
+        )
+    parts = [outputs_of(graph, one, frame) for one in model.densities_]
+    if any("log_density" not in part for part in parts):
+        raise ExportError("The density of a class has no log Z.")
+    joint = graph.side_by_side([part["log_density"].node for part in parts])
+    prior = np.log(model.class_prior_)
+    logits = joint * float(model.power_) + prior
+    known = ~(joint.isnan() | graph.apply("isinf", joint))
+    logits = graph.apply("where", known.reduce("any", keepdims=True), logits, prior)
+    found = class_outputs(graph, model.classes_, logits)
+    first, second = (graph.apply("kth_largest", logits, k=k) for k in (1, 2))
+    doubt = first - second <= error_of_single(graph, first)
+    return {"proba": found["proba"], "predict": found["predict"]._replace(doubt=doubt)}
 
 
 def plain_classes(classes: np.ndarray) -> np.ndarray:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,10 @@ from skebm.export.graph import ExportError, Graph, Node, dependencies
 OPSET, ML_OPSET, IR_VERSION = 18, 3, 8
 # A place of a level that stands for a missing entry.
 MISSING = -2.0
+# Logarithm from which on numbers of single precision are denormal, with which runtimes are slow.
+LEAST_LOG = -87.0
+# Sums of single precision of which one in double precision is made: each is of fewer numbers.
+N_SUMS = 16
 
 PLAIN = {
     "abs": "Abs",
@@ -58,9 +63,17 @@ class Writer:
     graph : Graph
     dtype : {"float64", "float32"}
         Of numbers.
+    outside : Writer or None
+        That of a graph of which this one is an operation: constants are those of it.
+    single : bool
+        Whether exponentials that are summed, relative to the largest one, are in single precision:
+        those in double precision take runtimes ten times as long, and the logarithm of the sum of
+        thousands is the same to about 1e-7.
     """
 
-    def __init__(self, graph: Graph, dtype: str):
+    def __init__(
+        self, graph: Graph, dtype: str, outside: Writer | None = None, single: bool = False
+    ):
         import onnx
 
         self.onnx: Any = onnx
@@ -73,11 +86,13 @@ class Writer:
             "s": onnx.TensorProto.STRING,
         }
         self.nodes: list[Any] = []
-        self.constants: dict[Any, str] = {}
-        self._tensors: dict[str, Any] = {}
+        self.constants: dict[Any, str] = {} if outside is None else outside.constants
+        self._tensors: dict[str, Any] = {} if outside is None else outside._tensors
+        self._used: set[str] = set() if outside is None else outside._used
+        self._numbers: Iterator[int] = itertools.count() if outside is None else outside._numbers
         self.inputs: list[Any] = []
         self.names: dict[int, str] = {}
-        self.n_names = 0
+        self.single, self.rests = single, dict[int, list[int]]()
 
     # ---------------------------------------------------------------- parts of a model
 
@@ -89,19 +104,27 @@ class Writer:
         self, op: str, n: int, *inputs: str, domain: str = "", **given: Any
     ) -> list[str]:
         """Add a node; the names of its results."""
-        names = [f"t{self.n_names + k}" for k in range(n)]
-        self.n_names += n
+        names = self.new_names(n)
+        self._used.update(inputs)
         make = self.onnx.helper.make_node
         self.nodes.append(make(op, list(inputs), names, domain=domain, **given))
         return names
+
+    def new_names(self, n: int) -> list[str]:
+        """Names that nothing has."""
+        return [f"t{next(self._numbers)}" for _ in range(n)]
 
     def constant(self, value: Any) -> str:
         """The name of a constant array."""
         array = np.asarray(value)
         if array.dtype.kind == "f":
-            array = array.astype(self.dtype)
+            with np.errstate(over="ignore"):  # the largest number is infinite in single precision
+                array = array.astype(self.dtype)
         elif array.dtype.kind == "U":
             array = array.astype(object)
+        return self._as_constant(array)
+
+    def _as_constant(self, array: np.ndarray) -> str:
         key = (
             array.dtype.str,
             array.shape,
@@ -125,8 +148,7 @@ class Writer:
     @property
     def initializers(self) -> list[Any]:
         """The constants that nodes read."""
-        used = {name for node in self.nodes for name in node.input}
-        return [tensor for name, tensor in self._tensors.items() if name in used]
+        return [tensor for name, tensor in self._tensors.items() if name in self._used]
 
     def ints(self, *values: int) -> str:
         """The name of a list of integers."""
@@ -191,16 +213,48 @@ class Writer:
         if op == "column":
             return self.column(given["column"])
         names = [self.names[k] for k in inputs]
+        if op == "exp" and self._are_single(number):
+            return self._exp_in_single(names[0])
+        if op == "sum" and self._are_single(inputs[0]):
+            return self._sums_of_single(names[0], self.rests[inputs[0]][-1], given["keepdims"])
         if op in PLAIN:
             return self.emit(PLAIN[op], *names)
         if op in REDUCTIONS:
             axes = self.ints(*given["axis"])
             return self.emit(REDUCTIONS[op], names[0], axes, keepdims=int(given["keepdims"]))
         kinds = [self.graph.kinds[k] for k in inputs]
-        if op == "searchsorted":
-            edges = self.graph.constant_of(Node(self.graph, inputs[0], kinds[0]))
-            given = given | {"edges": edges}
+        if op in ("searchsorted", "in_blocks"):
+            known = [self.graph.constant_of(Node(self.graph, k, "")) for k in inputs]
+            given = given | {"arrays": known}
         return COMPOSED[op](self, names, given, kinds)
+
+    def _are_single(self, number: int) -> bool:
+        """Whether exponentials of what is at most 0 are nothing but summed over the last axis."""
+        nodes = self.graph.nodes
+        if not self.single or nodes[number][0] != "exp":
+            return False
+        last = {"axis": [len(self.rests[number])]}
+        readers = [(op, given | last == given) for op, inputs, given in nodes if number in inputs]
+        op, inputs, _ = nodes[nodes[number][1][0]]
+        if op != "subtract" or any(one != ("sum", True) for one in readers):
+            return False
+        top = inputs[1]
+        while nodes[top][0] in ("unsqueeze", "reshape", "max", "where"):
+            top = nodes[top][1][-1]
+        return bool(top == inputs[0])
+
+    def _exp_in_single(self, name: str) -> str:
+        """Exponentials of numbers up to 0, in single precision."""
+        small = self.emit("Cast", name, to=self.onnx.TensorProto.FLOAT)
+        least = self._as_constant(np.array(LEAST_LOG, dtype=np.float32))
+        return self.emit("Exp", self.emit("Clip", small, least))
+
+    def _sums_of_single(self, name: str, n: int, keepdims: bool) -> str:
+        """Sums over the last axis, of length n: of every sixteenth number, and then of these."""
+        some = np.arange(n)[:, None] % N_SUMS == np.arange(min(n, N_SUMS))
+        sums = self.emit("MatMul", name, self._as_constant(some.astype(np.float32)))
+        sums = self.emit("Cast", sums, to=self.number)
+        return self.emit("ReduceSum", sums, self.ints(-1), keepdims=int(keepdims))
 
     def value_info(self, node: Node, name: str, wide: bool) -> Any:
         """The description of an output, (n,), or (n, k) if `wide`."""
@@ -269,7 +323,9 @@ def _mod(to: Writer, names: Sequence[str], given: Any, kinds: Any) -> str:
 
 @composed("cast")
 def _cast(to: Writer, names: Sequence[str], given: Any, kinds: Any) -> str:
-    return to.emit("Cast", names[0], to=to.types[given["to"]])
+    if given["to"] != "single":
+        return to.emit("Cast", names[0], to=to.types[given["to"]])
+    return to.emit("Cast", to.emit("Cast", names[0], to=to.onnx.TensorProto.FLOAT), to=to.number)
 
 
 @composed("transpose")
@@ -345,15 +401,9 @@ def _of_truth(op: str) -> Composed:
 COMPOSED |= {"any": _of_truth("ReduceMax"), "all": _of_truth("ReduceMin")}
 
 
-@composed("logsumexp")
-def _logsumexp(to: Writer, names: Sequence[str], given: Any, kinds: Any) -> str:
-    axes = to.ints(given["axis"])
-    top = to.emit("ReduceMax", names[0], axes, keepdims=1)
-    top = to.emit("Where", to.emit("IsInf", top), to.constant(0.0), top)
-    total = to.emit("Exp", to.emit("Sub", names[0], top))
-    found = to.emit("Log", to.emit("ReduceSum", total, axes, keepdims=1))
-    found = to.emit("Add", found, top)
-    return found if given.get("keepdims") else to.emit("Squeeze", found, axes)
+@composed("squeeze")
+def _squeeze(to: Writer, names: Sequence[str], given: Any, kinds: Any) -> str:
+    return to.emit("Squeeze", names[0], to.ints(given["axis"]))
 
 
 @composed("argmax")
@@ -369,7 +419,7 @@ def _cumsum(to: Writer, names: Sequence[str], given: Any, kinds: Any) -> str:
 @composed("searchsorted")
 def _searchsorted(to: Writer, names: Sequence[str], given: Any, kinds: Any) -> str:
     """Number of edges below values, by halving what is left."""
-    edges, x = given["edges"], names[1]
+    edges, x = given["arrays"][0], names[1]
     below = "LessOrEqual" if given["right"] else "Less"
     whole = edges.dtype.kind == "i"
     if kinds[1] != kinds[0]:
@@ -420,3 +470,54 @@ def _merge(to: Writer, names: Sequence[str], given: Any, kinds: Any) -> str:
     n_on = to.emit("ReduceSum", number, to.ints(0), keepdims=0)
     place = to.emit("Where", mask, of_on, to.emit("Add", of_off, n_on))
     return to.emit("Gather", to.emit("Concat", on, off, axis=0), place, axis=0)
+
+
+@composed("in_blocks")
+def _in_blocks(to: Writer, names: Sequence[str], given: Any, kinds: Any) -> str:
+    """A scan of blocks of equal numbers of rows, for which the last row is repeated."""
+    inner, body = _inner_writer(to, names, given)
+    split = [(k, axis) for k, axis in enumerate(given["axes"]) if axis >= 0]
+    like, axis = names[split[0][0]], split[0][1]
+    n = to.emit("Slice", to.emit("Shape", like), to.ints(axis), to.ints(axis + 1))
+    n_blocks = to.emit("Max", _quotient_up(to, n, to.ints(given["rows"])), to.ints(1))
+    rows = _quotient_up(to, n, n_blocks)
+    number = to.emit("Squeeze", to.emit("Mul", rows, n_blocks))
+    zero, one = to.constant(np.int64(0)), to.constant(np.int64(1))
+    place = to.emit("Min", to.emit("Range", zero, number, one), to.emit("Sub", n, one))
+    sizes = to.emit("Concat", n_blocks, rows, axis=0)
+    place = to.emit("Reshape", place, sizes, allowzero=1)
+    blocks = [to.emit("Gather", names[k], place, axis=axis) for k, axis in split]
+    axes = [axis for _, axis in split]
+    graph = to.onnx.helper.make_graph(inner.nodes, "block", inner.inputs, [body])
+    stacked = to.emit(
+        "Scan", *blocks, body=graph, num_scan_inputs=len(blocks), scan_input_axes=axes
+    )
+    joined = to.emit("Reshape", stacked, to.ints(-1, *given["rests"][-1]))
+    return to.emit("Slice", joined, to.ints(0), n, to.ints(0))
+
+
+def _quotient_up(to: Writer, x: str, y: str) -> str:
+    return to.emit("Div", to.emit("Sub", to.emit("Add", x, y), to.ints(1)), y)
+
+
+def _inner_writer(to: Writer, names: Sequence[str], given: dict[str, Any]) -> tuple[Writer, Any]:
+    """The operations on a block, written, and the description of their result."""
+    graph, info = Graph(), to.onnx.helper.make_tensor_value_info
+    inner = Writer(graph, str(to.dtype), to, given["single"] or to.dtype == np.float32)
+    nodes: list[Node] = []
+    for (op, read, settings), kind in zip(given["nodes"], given["kinds"], strict=True):
+        k = len(nodes)
+        if op != "column":
+            nodes.append(graph.add(op, [nodes[i].number for i in read], settings, kind))
+        elif given["arrays"][k] is not None:
+            nodes.append(graph.node(given["arrays"][k]))
+        else:
+            nodes.append(graph.add(op, read, settings, kind))
+            (inner.names[nodes[k].number],) = own = (
+                [names[k]] if given["axes"][k] < 0 else to.new_names(1)
+            )
+            if given["axes"][k] >= 0:
+                inner.inputs.append(info(own[0], to.types[kind], None))
+    inner.rests = {node.number: rest for node, rest in zip(nodes, given["rests"], strict=True)}
+    found = inner.result(nodes[-1].number)
+    return inner, info(found, to.types[given["kinds"][-1]], None)

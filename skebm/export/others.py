@@ -33,9 +33,9 @@ def mixture_outputs(graph: Graph, model: Any, frame: InputColumns) -> Outputs:
         constant = log_det - len(factor) / 2 * math.log(2 * math.pi)
         logs.append((z * z).reduce("sum") * -0.5 + (constant + math.log(model.weights_[k])))
     together = graph.side_by_side(logs)
-    total = graph.apply("logsumexp", together, axis=1, keepdims=True)
+    total = graph.logsumexp(together, keepdims=True)
     return {
-        "log_density": Output(graph.apply("logsumexp", together, axis=1, keepdims=False)),
+        "log_density": Output(graph.logsumexp(together)),
         "predict": Output(graph.apply("argmax", together, axis=1)),
         "proba": Output(graph.apply("exp", together - total), wide=True),
     }

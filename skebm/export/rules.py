@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -16,15 +17,18 @@ from skebm._validation import check_is_fitted
 from skebm.estimators.storage import package_version
 from skebm.estimators.tables.encoding.dates import DATES, DURATIONS
 from skebm.estimators.tables.table import shown_names
+from skebm.export.blocks import has_single_sums, in_blocks
 from skebm.export.columns import InputColumns
 from skebm.export.detectors import detector_outputs, surprise_outputs
 from skebm.export.encoder import encoder_outputs
-from skebm.export.graph import ExportError, Graph
+from skebm.export.graph import ExportError, Graph, Node
 from skebm.export.models import (
     OUTPUTS,
+    Output,
     Outputs,
     belief_outputs,
     classifier_outputs,
+    density_classifier_outputs,
     density_outputs,
     product_outputs,
     rbm_outputs,
@@ -36,7 +40,6 @@ from skebm.export.others import mixture_outputs, scaler_outputs
 REFUSED = {
     ours.ConditionalDensity: "each condition has a log Z of its own, which is estimated by chains",
     ours.DeepBoltzmannMachine: "its hidden layers are found by steps until they converge",
-    ours.DensityClassifier: "it asks a density of each class: export these one by one",
     ours.DensityImputer: "it draws what is missing",
     ours.DensityRegressor: "it integrates a density over each row's values of y",
     ours.GatedRBM: "it takes pairs of rows",
@@ -113,6 +116,7 @@ RULES: dict[Any, Callable[[Graph, Any, InputColumns], Outputs]] = {
     ours.RowSurprise: functools.partial(surprise_outputs, outputs_of=outputs_of),
     ours.EnergyOutlierDetector: functools.partial(detector_outputs, outputs_of=outputs_of),
     ours.DeepBeliefNetwork: belief_outputs,
+    ours.DensityClassifier: functools.partial(density_classifier_outputs, outputs_of=outputs_of),
 }
 
 
@@ -123,14 +127,19 @@ def _reads_columns(model: Any) -> bool:
         return _reads_columns(model.steps[0][1])
     if isinstance(model, ours.EnergyOutlierDetector):
         return _reads_columns(model.estimators_[0])
+    if isinstance(model, ours.DensityClassifier):
+        return model.densities_ is not None and _reads_columns(model.densities_[0])
     has_dates = isinstance(model, ours.TableEncoder) and any(
         note.kind in (DATES, DURATIONS) for note in model._notes
     )
     return has_dates or getattr(model, "_coding", None) is not None
 
 
-def description(model: Any) -> tuple[Graph, dict[str, Any]]:
+def description(model: Any, single: bool = False) -> tuple[Graph, dict[str, Any]]:
     """The graph of a fitted model, and the rest of what a scorer needs, as plain values.
+
+    With `single` wide sums of exponentials may be in single precision, but of rows whose class or
+    p-value depends on what that leaves out.
 
     Raises
     ------
@@ -146,13 +155,25 @@ def description(model: Any) -> tuple[Graph, dict[str, Any]]:
     n_columns = int(model.n_features_in_)
     if names is None and _reads_columns(model):
         names = shown_names(None, n_columns)
-    frame = InputColumns(graph, n_columns, None if names is None else [str(name) for name in names])
-    found = outputs_of(graph, model, frame)
-    graph, numbers = graph.pruned([one.node.number for one in found.values()])
+    names = None if names is None else [str(name) for name in names]
+    found, exact = outputs_of(graph, model, InputColumns(graph, n_columns, names)), None
+    doubts = {one.doubt for one in found.values() if one.doubt is not None}
+    if single and doubts:
+        exact = functools.reduce(operator.or_, doubts)
+        again = outputs_of(graph, model, InputColumns(graph, n_columns, names, mask=exact))
+        found = {
+            name: one if one.doubt is None else _exact_where(graph, exact, one, again[name])
+            for name, one in found.items()
+        }
+    nodes = [one.node.number for one in found.values()]
+    graph, numbers, rows = in_blocks(graph, nodes, None if exact is None else exact.number)
+    if exact is not None and not has_single_sums(graph):
+        return description(model)
     head = {
         "format": 1,
         "skebm": package_version(),
         "estimator": type(model).__name__,
+        "rows": rows,
         "outputs": {
             name: {
                 "node": numbers[one.node.number],
@@ -164,3 +185,9 @@ def description(model: Any) -> tuple[Graph, dict[str, Any]]:
         },
     }
     return graph, head
+
+
+def _exact_where(graph: Graph, mask: Node, one: Output, exact: Output) -> Output:
+    """An output, of some rows as it was computed for these alone."""
+    others = graph.apply("compress", one.node, ~mask)
+    return one._replace(node=graph.apply("merge", mask, exact.node, others))

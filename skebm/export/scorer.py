@@ -66,8 +66,6 @@ class Scorer:
         arrays: dict[str, Any] = {f"a{k}": a for k, a in enumerate(self._arrays)}
         np.savez_compressed(file, graph=text, **arrays)
 
-    # ---------------------------------------------------------------- what is asked
-
     def score_samples(self, X: Any) -> np.ndarray:
         """Log p(x) of each row in nats, or the statistic of a detector, (n,)."""
         return self._output("log_density", X)
@@ -96,49 +94,48 @@ class Scorer:
         """Features of each row, (n, n_features)."""
         return self._output("transform", X)
 
-    # ---------------------------------------------------------------- how it is computed
-
     def _output(self, name: str, X: Any) -> np.ndarray:
         if name not in self._graph["outputs"]:
             raise AttributeError(f"This {self.estimator} was exported with {self.outputs} alone.")
-        asked, step = self._graph["outputs"][name], self._graph["rows"]
-        columns, n = self._read(X, asked["missing"])
-        last, uses = asked["node"], self._last_uses(asked["node"])
-        blocks = ([c[i : i + step] for c in columns] for i in range(0, n, step))
-        return np.concatenate([self._evaluate(last, uses, block) for block in blocks])
-
-    def _last_uses(self, last: int) -> dict[int, int]:
-        """The nodes that one depends on, in order, each with the last of them that reads it."""
-        found, left = {last: last}, [last]
-        while left:
-            node = left.pop()
-            for k in self._graph["nodes"][node][1]:
-                if k not in found:
-                    left.append(k)
-                found[k] = max(found.get(k, 0), node)
-        return dict(sorted(found.items()))
-
-    def _evaluate(self, last: int, uses: dict[int, int], columns: list[np.ndarray]) -> np.ndarray:
-        values: dict[int, np.ndarray] = {}
-        done: dict[int, list[int]] = {}
-        for node, reader in uses.items():
-            done.setdefault(reader, []).append(node)
+        asked = self._graph["outputs"][name]
+        columns = self._read(X, asked["missing"])
+        nodes, rows = self._graph["nodes"][: asked["node"] + 1], self._graph["rows"]
         with np.errstate(all="ignore"):
-            for node in uses:
-                op, inputs, given = self._graph["nodes"][node]
-                if op == "constant":
-                    values[node] = self._arrays[given["array"]]
-                elif op == "column":
-                    values[node] = columns[given["column"]]
-                else:
-                    values[node] = OPERATIONS[op](*[values[k] for k in inputs], **given)
-                for k in done.get(node, ()):
-                    if k != last:
-                        del values[k]
-        return values[last]
+            return self._in_blocks(*columns, nodes=nodes, axes=[0] * len(columns), rows=rows)
 
-    def _read(self, X: Any, missing: bool) -> tuple[list[np.ndarray], int]:
-        """The columns as arrays of numbers, and the number of rows."""
+    def _in_blocks(
+        self, *inputs: np.ndarray, nodes: list[Any], axes: list[int], rows: int, **_: Any
+    ) -> np.ndarray:
+        """The last of some operations, for so many rows at a time of the axes of their inputs."""
+        steps, found, pairs = _steps(nodes), [], list(zip(inputs, axes, strict=True))
+        n = next(x.shape[axis] for x, axis in pairs if axis >= 0)
+        for i in range(0, max(n, 1), rows):
+            block = [x if a < 0 else _slice(x, a, i, i + rows) for x, a in pairs]
+            found.append(self._evaluate(steps, block))
+        return np.concatenate(found)
+
+    def _evaluate(self, steps: list[Any], columns: list[np.ndarray]) -> np.ndarray:
+        values: dict[int, np.ndarray] = {}
+        for node, op, inputs, given, done, free in steps:
+            args = [values[k] for k in inputs]
+            if op == "constant":
+                values[node] = self._arrays[given["array"]]
+            elif op == "column":
+                values[node] = columns[given["column"]]
+            elif op == "in_blocks":
+                values[node] = self._in_blocks(*args, **given)
+            elif free:
+                shape = np.broadcast(*args).shape
+                fits = (args[i] for i in free if args[i].shape == shape and args[i].dtype == float)
+                values[node] = OPERATIONS[op](*args, out=next(fits, None))
+            else:
+                values[node] = OPERATIONS[op](*args, **given)
+            for k in done:
+                del values[k]
+        return values[node]
+
+    def _read(self, X: Any, missing: bool) -> list[np.ndarray]:
+        """The columns as arrays of numbers."""
         width = self._graph["width"]
         if width:
             rows = np.asarray(X, dtype=np.float64)
@@ -151,7 +148,7 @@ class Scorer:
         sizes = {len(one) for one in found}
         if len(sizes) > 1 or 0 in sizes:
             raise ValueError("X needs at least one row, and columns of one length.")
-        return found, sizes.pop()
+        return found
 
     def _read_column(self, X: Any, column: dict[str, Any], missing: bool) -> np.ndarray:
         name, levels = column["name"], column["levels"]
@@ -178,6 +175,23 @@ class Scorer:
                 f"{name} has missing entries, or levels that did not occur in fit, and this output "
                 f"of {self.estimator} was exported for complete rows alone: fill them in first."
             )
+
+
+def _steps(nodes: list[Any]) -> list[Any]:
+    """The operations that the last one needs, what none reads later, and may be overwritten."""
+    last = {len(nodes) - 1: len(nodes)}
+    for node in reversed(range(len(nodes))):
+        for k in nodes[node][1] if node in last else ():
+            last.setdefault(k, node)
+    shared = {k for k in last if nodes[k][0] in _SHARING.split()}
+    shared |= {k for node in shared for k in nodes[node][1]}
+    steps = []
+    for node in sorted(last):
+        op, inputs, given = nodes[node]
+        done = {k for k in inputs if last[k] == node}
+        free = [i for i, k in enumerate(inputs) if k in done - shared and op in _IN_PLACE.split()]
+        steps.append((node, op, inputs, given, done, free))
+    return steps
 
 
 def _column_of(X: Any, name: str, number: int, n_columns: int) -> Any:
@@ -212,10 +226,8 @@ def _numbers(values: Any) -> np.ndarray:
 def _days(values: Any, what: str) -> np.ndarray:
     """Dates as days since 1970, in UTC or by the clock; durations as days; NaN where missing."""
     unit = "m8[us]" if what == "duration" else "M8[us]"
-    if isinstance(values, np.ndarray) and values.dtype.kind in "mM":
-        found = values.astype(unit)
-    else:
-        found = np.array([_instant(v, what) for v in _objects(values)], dtype=unit)
+    plain = isinstance(values, np.ndarray) and values.dtype.kind in "mM"
+    found = np.array(values if plain else [_instant(v, what) for v in _objects(values)], dtype=unit)
     since = found if what == "duration" else found - np.datetime64(0, "D")
     return np.where(np.isnat(found), np.nan, since / np.timedelta64(1, "D"))
 
@@ -235,17 +247,8 @@ def _reduction(function: Any) -> Any:
     return lambda x, axis, keepdims: function(x, axis=tuple(axis), keepdims=keepdims)
 
 
-def _merge(mask: np.ndarray, on: np.ndarray, off: np.ndarray) -> np.ndarray:
-    found = np.empty((len(mask), *on.shape[1:]), dtype=on.dtype)
-    found[mask], found[~mask] = on, off
-    return found
-
-
-def _logsumexp(x: np.ndarray, axis: int, keepdims: bool = False) -> np.ndarray:
-    top = x.max(axis=axis, keepdims=True)
-    top = np.where(np.isinf(top), 0.0, top)
-    found = np.log(np.exp(x - top).sum(axis=axis, keepdims=True)) + top
-    return found if keepdims else found.squeeze(axis)
+def _merge(mask: np.ndarray, *parts: np.ndarray) -> np.ndarray:
+    return np.concatenate(parts)[np.argsort(np.argsort(~mask, kind="stable"))]
 
 
 def _slice(x: np.ndarray, axis: int, start: int, stop: int, step: int = 1) -> np.ndarray:
@@ -267,27 +270,26 @@ def _sizes(like: np.ndarray, shape: list[int]) -> tuple[int, ...]:
 
 _SAME = "abs exp expm1 log log1p sqrt tanh isnan isinf sin cos sign floor rint where matmul mod "
 _SAME += "maximum minimum negative logical_not add subtract multiply divide power equal less "
-_SAME += "less_equal logical_and logical_or bitwise_and bitwise_or"
+_SAME += "less_equal logical_and logical_or bitwise_and bitwise_or cumsum squeeze take transpose"
+# Those whose results may stand where their arguments were, and those whose results share memory.
+_IN_PLACE = "abs exp expm1 log log1p sqrt tanh add subtract multiply divide negative"
+_SHARING = "constant column expand squeeze unsqueeze reshape transpose slice"
 
 OPERATIONS: dict[str, Any] = {
     **{name: getattr(np, name) for name in _SAME.split()},
     **{name: _reduction(getattr(np, name)) for name in ("sum", "max", "min", "prod", "any", "all")},
     "erf": np.vectorize(math.erf, otypes=[float]),
     "softplus": lambda x: np.logaddexp(0.0, x),
-    "sigmoid": lambda x: np.exp(-np.logaddexp(0.0, -x)),
-    "cast": lambda x, to: x.astype({"f": np.float64, "i": np.int64, "b": np.bool_}[to]),
-    "transpose": lambda x, axes: np.transpose(x, axes),
+    "sigmoid": lambda x: 1.0 / (1.0 + np.exp(-x)),
+    "cast": lambda x, to: x.astype({"f": "f8", "single": "f4", "i": "i8", "b": "?"}[to]),
     "reshape": lambda x, shape: x.reshape(shape),
     "unsqueeze": lambda x, axis: np.expand_dims(x, axis),
     "expand": lambda x, like, shape: np.broadcast_to(x, _sizes(like, shape)),
     "fill": lambda like, shape, value: np.full(_sizes(like, shape), value),
     "concat": lambda *parts, axis: np.concatenate(parts, axis),
     "slice": _slice,
-    "take": lambda x, index, axis: np.take(x, index, axis),
     "take_along": lambda x, index, axis: np.take_along_axis(x, index, axis),
     "pad": lambda x, widths, value: np.pad(x, widths, constant_values=value),
-    "logsumexp": _logsumexp,
-    "cumsum": lambda x, axis: np.cumsum(x, axis),
     "argmax": lambda x, axis: x.argmax(axis),
     "searchsorted": lambda edges, x, right: np.searchsorted(edges, x, "right" if right else "left"),
     "smallest": _smallest,

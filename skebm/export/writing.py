@@ -13,9 +13,6 @@ from skebm.export.onnx_file import IR_VERSION, ML_OPSET, OPSET, Writer
 from skebm.export.rules import description
 from skebm.export.scorer import Scorer
 
-# Numbers that an operation holds at a time, and rows at most.
-MOST_NUMBERS, MOST_ROWS, FEWEST_ROWS = 2_000_000, 8192, 256
-
 
 def to_numpy(model: Any) -> Scorer:
     """A fitted model as arrays and operations on them, which NumPy alone evaluates.
@@ -68,16 +65,8 @@ def to_numpy(model: Any) -> Scorer:
         "n_columns": graph.n_columns,
         "columns": graph.columns,
         "nodes": graph.nodes,
-        "rows": _rows_at_once(graph),
     }
     return Scorer(json.loads(json.dumps(head)), graph.arrays)
-
-
-def _rows_at_once(graph: Graph) -> int:
-    """How many rows are computed together, by the widest array that holds something for each."""
-    widest = max([1, *(a.shape[0] if a.ndim else 1 for a in graph.arrays)])
-    widest = max([widest, *(int(np.prod(a.shape[1:])) for a in graph.arrays if a.ndim > 1)])
-    return max(FEWEST_ROWS, min(MOST_ROWS, MOST_NUMBERS // widest))
 
 
 def to_onnx(model: Any, outputs: Sequence[str] | None = None, *, dtype: str = "float64") -> Any:
@@ -127,7 +116,7 @@ def to_onnx(model: Any, outputs: Sequence[str] | None = None, *, dtype: str = "f
     """
     if dtype not in ("float64", "float32"):
         raise ValueError(f"dtype={dtype!r} must be 'float64' or 'float32'.")
-    graph, head = description(model)
+    graph, head = description(model, single=dtype == "float64")
     known = head["outputs"]
     asked = list(known) if outputs is None else list(outputs)
     for name in asked:

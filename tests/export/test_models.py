@@ -17,6 +17,7 @@ from skebm import (
     BoostedDensity,
     ContrastiveDivergenceDensity,
     DeepBeliefNetwork,
+    DensityClassifier,
     EnergyOutlierDetector,
     FlowContrastiveDensity,
     JEMClassifier,
@@ -122,6 +123,12 @@ CASES = {
         NUMBERS,
         NEW_NUMBERS[:23],
     ),
+    "DensityClassifier": (DensityClassifier(random_state=0), NUMBERS, NEW_NUMBERS),
+    "DensityClassifier of a frame": (
+        DensityClassifier(label="separate", random_state=0),
+        FRAME,
+        NEW_FRAME,
+    ),
     "RBMClassifier": (RBMClassifier(4, **EXACT, n_iter=2), NUMBERS, NEW_NUMBERS[:20]),
     "TractableDensity": (TractableDensity(random_state=0), NUMBERS, NEW_NUMBERS),
     "TractableDensity of a frame": (TractableDensity(random_state=0), FRAME, NEW_FRAME),
@@ -153,7 +160,7 @@ FIRST = [
 @functools.cache
 def fitted(name):
     model, X, new = CASES[name]
-    y = LABELS if name in ("JEMClassifier", "RBMClassifier") else None
+    y = LABELS if "Classifier" in name else None
     return model.fit(X, y), new
 
 
@@ -299,6 +306,15 @@ def test_models_of_single_precision_agree_to_that():
     assert_scores_like(to_numpy(model), model, NEW_NUMBERS[:20], 1e-5)
 
 
+def test_rows_have_the_precision_of_the_model():
+    """Else a value beside a split of a tree is on the other side of it."""
+    model = BoostedDensity(n_iter=2, base="gaussian", partition=ImportanceSampling(200))
+    scorer = to_numpy(model.set_params(random_state=0).fit(NUMBERS))
+    base = scorer.score_samples(NUMBERS)
+    same = scorer.score_samples(NUMBERS * (1 + 1e-11)) == base
+    assert same.mean() > 0.9
+
+
 def test_an_export_leaves_the_model_as_it_was():
     model, new = fitted("NCEDensity")
     before = model.score_samples(new)
@@ -351,6 +367,12 @@ def test_images_are_refused():
         Conv(), n_iter=1, base="gaussian", sampler=Langevin(), random_state=0
     ).fit(images)
     with pytest.raises(ExportError, match="Images"):
+        to_numpy(model)
+
+
+def test_a_density_of_rows_and_classes_is_refused():
+    model = DensityClassifier(label="column", random_state=0).fit(NUMBERS, LABELS)
+    with pytest.raises(ExportError, match='label="separate"'):
         to_numpy(model)
 
 

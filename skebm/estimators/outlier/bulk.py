@@ -87,8 +87,7 @@ class Bulk(NamedTuple):
     def _widths(self, z: np.ndarray) -> np.ndarray:
         """Sum over columns of the log of the narrowest window around the value, (n,)."""
         n, found = len(self.columns), np.zeros(len(z))
-        size = min(max(1, int(WINDOW * n)), n - 1)
-        begins = np.unique(np.linspace(0, size, N_WINDOWS).astype(int))
+        size, begins = windows_of(n)
         for column, x in zip(self.columns.T, z.T, strict=True):
             place, width = np.searchsorted(column, x), np.full(len(x), np.inf)
             for begin in begins:
@@ -97,6 +96,12 @@ class Bulk(NamedTuple):
                 width = np.minimum(width, reach)
             found += np.log(width + RESOLUTION)
         return found
+
+
+def windows_of(n: int) -> tuple[int, np.ndarray]:
+    """How many values of n a window is long, and how many before a value its windows begin."""
+    size = min(max(1, int(WINDOW * n)), n - 1)
+    return size, np.unique(np.linspace(0, size, N_WINDOWS).astype(int))
 
 
 def nats_beyond(values: np.ndarray) -> np.ndarray:

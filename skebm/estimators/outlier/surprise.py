@@ -479,7 +479,8 @@ class RowSurprise(
         n_bulk = 0 if self._bulk is None else self._bulk.n_distances
         found: np.ndarray = nats[:, : nats.shape[1] - n_bulk].mean(1)
         if n_bulk:
-            found += self._weight_of_bulk * (mean_of_two_highest(nats[:, -n_bulk:]) - found)
+            far, finite = mean_of_two_highest(nats[:, -n_bulk:]), np.isfinite(found)
+            found[finite] += self._weight_of_bulk * (far - found)[finite]
         found += self._unseen.surprise(X, parts.itself)
         return found
 

@@ -215,6 +215,13 @@ def test_constant_columns_one_row_and_values_far_away():
     assert model.predict([[1.0, 2.0]]) == 1
 
 
+def test_rows_without_density_are_infinitely_far_with_a_bulk():
+    X = np.random.default_rng(0).normal(size=(100, 2))
+    for bulk in (0.5, 1.0):
+        model = RowSurprise(bulk=bulk, random_state=0).fit(X)
+        assert model.score_samples([[1e200, 0.0]])[0] == -np.inf
+
+
 def test_new_values_of_some_columns_are_no_news():
     X = of_table(200)
     model = RowSurprise(random_state=0).fit(X)
