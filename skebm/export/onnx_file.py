@@ -214,7 +214,7 @@ class Writer:
             return self.column(given["column"])
         names = [self.names[k] for k in inputs]
         if op == "exp" and self._are_single(number):
-            return self._exp_in_single(names[0])
+            return self._exp_in_single(self.names[self._exponent(number)])
         if op == "sum" and self._are_single(inputs[0]):
             return self._sums_of_single(names[0], self.rests[inputs[0]][-1], given["keepdims"])
         if op in PLAIN:
@@ -235,13 +235,21 @@ class Writer:
             return False
         last = {"axis": [len(self.rests[number])]}
         readers = [(op, given | last == given) for op, inputs, given in nodes if number in inputs]
-        op, inputs, _ = nodes[nodes[number][1][0]]
+        op, inputs, _ = nodes[self._exponent(number)]
         if op != "subtract" or any(one != ("sum", True) for one in readers):
             return False
         top = inputs[1]
         while nodes[top][0] in ("unsqueeze", "reshape", "max", "where"):
             top = nodes[top][1][-1]
         return bool(top == inputs[0])
+
+    def _exponent(self, number: int) -> int:
+        """What an exponential is of, without a lower limit, as this writer sets one of its own."""
+        argument = self.graph.nodes[number][1][0]
+        op, inputs, _ = self.graph.nodes[argument]
+        if op == "maximum" and self.names[inputs[1]] in self.constants.values():
+            argument = inputs[0]
+        return int(argument)
 
     def _exp_in_single(self, name: str) -> str:
         """Exponentials of numbers up to 0, in single precision."""
