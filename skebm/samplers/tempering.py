@@ -28,6 +28,10 @@ from skebm.samplers._moves import accepts, select
 from skebm.samplers.gibbs import Gibbs
 from skebm.samplers.langevin import AnnealedLangevin
 
+# Rate of exchanges below which a run says that a pair of replicas hardly ever exchanges rows, and
+# rows that a run must have offered to each pair to know.
+LEAST_RATE, ENOUGH_OFFERS = 0.01, 500
+
 
 class ReplicaExchange(Sampler):
     """Chains of replicas with distributions of their own, which exchange rows; see subclasses."""
@@ -36,6 +40,7 @@ class ReplicaExchange(Sampler):
     sampler: Sampler | None
 
     _n_moves = 1  # steps of each replica between exchanges
+    _remedy: str  # what to do where neighbours hardly ever exchange rows
 
     @abc.abstractmethod
     def _rungs(self, energy: Any) -> list[tuple[Any, float]]:
@@ -125,6 +130,30 @@ class ReplicaExchange(Sampler):
         by_pair = torch.stack(rates)
         return _coldest_state(states), StepInfo(by_pair.mean(), by_pair)
 
+    def run(
+        self,
+        energy: Energy,
+        x: Tensor | ChainState,
+        n_steps: int,
+        generator: torch.Generator,
+        beta: float | Sequence[float] | Tensor = 1.0,
+        clamp: Clamp | None = None,
+        n_warmup: int | None = None,
+    ) -> tuple[ChainState, StepInfo]:
+        """As :meth:`Sampler.run`, with a warning where neighbours hardly ever exchange rows."""
+        state, info = super().run(energy, x, n_steps, generator, beta, clamp, n_warmup)
+        assert info.rates is not None
+        pair = int(info.rates.argmin())
+        rate = float(info.rates[pair])
+        if rate < LEAST_RATE and n_steps * len(state.x) >= ENOUGH_OFFERS:
+            warn(
+                f"Rungs {pair} and {pair + 1} of {len(state.aux)} exchange rows at a rate of "
+                f"{rate:.2g}: rows of the last one come from later ones alone.",
+                SamplingWarning,
+                (self._remedy,),
+            )
+        return state, info
+
     def _log_exchange_ratio(
         self, hot: Any, cold: Any, a: ChainState, b: ChainState, beta: float
     ) -> Tensor:
@@ -165,6 +194,12 @@ class ParallelTempering(ReplicaExchange):
     max_temperature : float or None, default=None
         Above 1. None is the path where the energy has one, and otherwise temperatures up to 10.
 
+    Warns
+    -----
+    SamplingWarning
+        By :meth:`run`, if a pair of neighbours accepts less than one exchange in a hundred. The
+        rates of all pairs are in ``rates`` of the information that it returns.
+
     References
     ----------
     Swendsen and Wang (1986), "Replica Monte Carlo simulation of spin-glasses", PRL 57. Desjardins,
@@ -198,6 +233,7 @@ class ParallelTempering(ReplicaExchange):
     0.5
     """
 
+    _remedy = "Raise n_temperatures, or lower max_temperature where one is set."
     _parameter_constraints = {
         "max_temperature": [Interval(RealNumber, 1, None, closed="neither"), None],
     }
@@ -234,11 +270,6 @@ class ParallelTempering(ReplicaExchange):
         default_max_temperature = 10.0
         top = default_max_temperature if top is None else top
         return [(energy, top ** (k / last - 1)) for k in range(last + 1)]
-
-
-# Rate of exchanges below which a run says that a pair of replicas hardly ever exchanges rows, and
-# rows that a run must have offered to each pair to know.
-LEAST_RATE, ENOUGH_OFFERS = 0.01, 500
 
 
 class TrajectoryTempering(ReplicaExchange):
@@ -288,6 +319,8 @@ class TrajectoryTempering(ReplicaExchange):
     ((100, 6), 4, (3,))
     """
 
+    _remedy = "Keep more models along training: raise n of Trajectory."
+
     def __init__(self, n_steps: int = 1, sampler: Sampler | None = None):
         self.n_steps = n_steps
         self.sampler = sampler
@@ -302,30 +335,6 @@ class TrajectoryTempering(ReplicaExchange):
                 "optimizer=SGD(trajectory=Trajectory()), or use ParallelTempering."
             )
         super().check(energy)
-
-    def run(
-        self,
-        energy: Energy,
-        x: Tensor | ChainState,
-        n_steps: int,
-        generator: torch.Generator,
-        beta: float | Sequence[float] | Tensor = 1.0,
-        clamp: Clamp | None = None,
-        n_warmup: int | None = None,
-    ) -> tuple[ChainState, StepInfo]:
-        """As :meth:`Sampler.run`, with a warning where neighbours hardly ever exchange rows."""
-        state, info = super().run(energy, x, n_steps, generator, beta, clamp, n_warmup)
-        assert info.rates is not None
-        pair = int(info.rates.argmin())
-        rate = float(info.rates[pair])
-        if rate < LEAST_RATE and n_steps * len(state.x) >= ENOUGH_OFFERS:
-            warn(
-                f"Rungs {pair} and {pair + 1} of {len(state.aux)} exchange rows at a rate of "
-                f"{rate:.2g}: those of the last model come from later rungs alone.",
-                SamplingWarning,
-                ("Keep more models along training: raise n of Trajectory.",),
-            )
-        return state, info
 
     @property
     def _n_moves(self) -> int:  # type: ignore[override]

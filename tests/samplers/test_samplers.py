@@ -3,6 +3,7 @@
 import math
 import sys
 import types
+import warnings
 
 import numpy as np
 import pytest
@@ -10,7 +11,15 @@ import torch
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
-from skebm.base import Binary, ChainState, Clamp, Energy, Real, SamplingError
+from skebm.base import (
+    Binary,
+    ChainState,
+    Clamp,
+    Energy,
+    Real,
+    SamplingError,
+    SamplingWarning,
+)
 from skebm.diagnostics import effective_sample_size
 from skebm.samplers import (
     HMC,
@@ -280,6 +289,18 @@ def test_replicas_adapt_separately():
     found = [float(one.aux.step_size) for one in state.aux]
     assert found == sorted(found, reverse=True)
     assert all(one.aux.adaptation is None for one in state.aux)
+
+
+def test_replicas_that_hardly_exchange_rows_are_warned_of_once():
+    """Two temperatures of a normal distribution in forty columns have no rows in common."""
+    energy = Quadratic(torch.zeros(40, dtype=DOUBLE), torch.eye(40, dtype=DOUBLE))
+    x = torch.randn(50, 40, generator=seeded(), dtype=DOUBLE)
+    with pytest.warns(SamplingWarning, match="Rungs 0 and 1 of 2 .* n_temperatures") as caught:
+        ParallelTempering(2, MALA(0.5), max_temperature=1e4).run(energy, x, 20, seeded(1))
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ParallelTempering(4, MALA(0.5), max_temperature=1.5).run(energy, x, 20, seeded(1))
 
 
 # ------------------------------------------------------------------------------
