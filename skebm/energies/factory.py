@@ -156,14 +156,14 @@ def module_of(make: Any, spec: Spec, arguments: dict[str, Any] | None = None) ->
     arguments = dict(arguments or {})
     try:
         with seed_modules(spec.generator):
-            return make(*_filled_in(make, spec, arguments), **arguments)
+            return make(*_positional_arguments(make, spec, arguments), **arguments)
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
         if not is_class(make):
             raise
         raise TypeError(_advice(make, error)) from error
 
 
-def _filled_in(make: Any, spec: Spec, arguments: dict[str, Any]) -> tuple[Any, ...]:
+def _positional_arguments(make: Any, spec: Spec, arguments: dict[str, Any]) -> tuple[Any, ...]:
     """Positional arguments of a class or function; what it takes by name joins `arguments`."""
     known = arguments_of(make)
     if known is None:

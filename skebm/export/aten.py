@@ -310,7 +310,7 @@ def _nan_to_num(call: TorchCall) -> Node:
 
 
 @rule("_to_copy", "to")
-def _converted(call: TorchCall) -> Node:
+def _convert(call: TorchCall) -> Node:
     dtype = call.kwargs.get("dtype")
     if dtype is None:
         return call.node(0)
@@ -429,7 +429,7 @@ def _ends(call: TorchCall, axis: int, start: Any, stop: Any) -> tuple[int, int] 
 
 
 @rule("slice")
-def _sliced(call: TorchCall) -> Node:
+def _slice(call: TorchCall) -> Node:
     axis = call.axis(call.given(1, "dim", 0))
     ends = _ends(call, axis, call.given(2, "start"), call.given(3, "end"))
     return _same(call) if ends is None else _part(call, axis, *ends, call.given(4, "step", 1))
@@ -442,7 +442,7 @@ def _narrow(call: TorchCall) -> Node:
 
 
 @rule("select")
-def _selected(call: TorchCall) -> Node:
+def _select(call: TorchCall) -> Node:
     axis, index = call.axis(call.args[1]), call.args[2]
     size = call.shapes[0][axis]
     if size < 0:
@@ -470,7 +470,7 @@ def _unbind(call: TorchCall) -> list[Node]:
 
 
 @rule("select_scatter", "slice_scatter")
-def _scattered(call: TorchCall) -> Node:
+def _scatter(call: TorchCall) -> Node:
     whole, part, axis = call.node(0), call.node(1), call.axis(call.given(2, "dim", 0))
     size = call.shapes[0][axis]
     if len(call.shapes[1]) < len(call.shapes[0]):  # one place
@@ -498,21 +498,21 @@ def _pad(call: TorchCall) -> Node:
 
 @rule("new_zeros", "zeros", "zeros_like", "new_empty", "empty_like", "empty")
 def _zeros(call: TorchCall) -> Node:
-    return _filled(call, 0.0)
+    return _fill(call, 0.0)
 
 
 @rule("new_ones", "ones", "ones_like")
 def _ones(call: TorchCall) -> Node:
-    return _filled(call, 1.0)
+    return _fill(call, 1.0)
 
 
 @rule("new_full", "full", "full_like")
 def _full(call: TorchCall) -> Node:
     value = next(v for v in reversed(call.args) if isinstance(v, bool | int | float))
-    return _filled(call, value if isinstance(value, bool) else float(value))
+    return _fill(call, value if isinstance(value, bool) else float(value))
 
 
-def _filled(call: TorchCall, value: Any) -> Node:
+def _fill(call: TorchCall, value: Any) -> Node:
     dtype = call.kwargs.get("dtype")
     if dtype == torch.bool:
         value = bool(value)
@@ -522,7 +522,7 @@ def _filled(call: TorchCall, value: Any) -> Node:
 
 
 @rule("copy")
-def _copied(call: TorchCall) -> Node:
+def _copy(call: TorchCall) -> Node:
     source = call.node(1).cast(call.node(0).kind)
     if call.shapes[1] == call.shape:
         return source
@@ -545,7 +545,7 @@ def _embedding(call: TorchCall) -> Node:
 
 
 @rule("index")
-def _indexed(call: TorchCall) -> Node:
+def _index(call: TorchCall) -> Node:
     used = [(axis, index) for axis, index in enumerate(call.args[1]) if index is not None]
     if len(used) != 1 or _is_mask(used[0][1]):
         raise ExportError("Places of several dimensions, and masks, have no translation.")
@@ -569,7 +569,7 @@ def _index_add(call: TorchCall) -> Node:
 
 
 @rule("gather")
-def _gathered(call: TorchCall) -> Node:
+def _gather(call: TorchCall) -> Node:
     return call.apply("take_along", call.node(0), call.node(2), axis=call.axis(call.args[1]))
 
 

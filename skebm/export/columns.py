@@ -54,23 +54,23 @@ class InputColumns:
 
     def _array(self) -> Node:
         if self._rows is None:
-            self._rows = self._selected(self.graph.matrix(self.n_columns))
+            self._rows = self._select(self.graph.matrix(self.n_columns))
         return self._rows
 
-    def _selected(self, x: Node) -> Node:
+    def _select(self, x: Node) -> Node:
         return x if self._mask is None else self.graph.apply("compress", x, self._mask)
 
     def numbers(self, j: int) -> Node:
         """Column j as numbers, (n,); NaN where missing."""
         if self.names is None or self._rows is not None:
             return self._array().column(j)
-        return self._selected(self.graph.column(self.names[j], j))
+        return self._select(self.graph.column(self.names[j], j))
 
     def times(self, j: int, what: str) -> Node:
         """Days of dates and durations of column j, (n,); NaN where missing (`Graph.column`)."""
         if self.names is None or self._rows is not None:
             raise ExportError("Dates of a step before have no translation.")
-        return self._selected(self.graph.column(self.names[j], j, time=what))
+        return self._select(self.graph.column(self.names[j], j, time=what))
 
     def codes(self, j: int, levels: Any, *, unseen: bool) -> Node:
         """Places of the levels of column j, (n,); NaN where missing, -1 for others if `unseen`."""
@@ -83,7 +83,7 @@ class InputColumns:
                     "file holds: make them text before the fit."
                 )
         column = self.graph.column(self.names[j], j, levels=list(levels), unseen=unseen)
-        found = self._selected(column)
+        found = self._select(column)
         return found if unseen else self.graph.apply("where", found < 0.0, np.nan, found)
 
     def several(self, columns: list[int], coding: Coding | None) -> Node:

@@ -139,7 +139,7 @@ def _mean_of_two_highest(graph: Graph, nats: list[Node]) -> Node:
 def _tail_surprise(graph: Graph, tail: RankTail, values: Node) -> Node:
     """Nats of each value, as :meth:`RankTail.surprise`."""
     beyond = graph.apply("maximum", float(tail.values[0]) - values, 0.0) / tail.scale
-    return _interpolated(graph, values, tail.values, tail.nats) + beyond
+    return _interpolate(graph, values, tail.values, tail.nats) + beyond
 
 
 def _are_steep(graph: Graph, tail: RankTail, values: Node) -> Node:
@@ -151,7 +151,7 @@ def _are_steep(graph: Graph, tail: RankTail, values: Node) -> Node:
     return graph.apply("take", near, place, axis=0)
 
 
-def _interpolated(graph: Graph, x: Node, at: np.ndarray, values: np.ndarray) -> Node:
+def _interpolate(graph: Graph, x: Node, at: np.ndarray, values: np.ndarray) -> Node:
     """Piecewise linear interpolation, as :func:`numpy.interp`."""
     if len(at) == 1:
         return graph.apply("where", x.isnan(), np.nan, float(values[0]))

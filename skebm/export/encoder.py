@@ -27,7 +27,7 @@ def encoder_outputs(graph: Graph, model: Any, frame: InputColumns) -> Outputs:
     for j, level in model._levels.items():
         parts.append(codes.level(j, level))
     z = graph.apply("concat", *parts, axis=1) if len(parts) > 1 else parts[0]
-    return {"transform": Output(_completed(graph, z, model._donors), True, True)}
+    return {"transform": Output(_complete(graph, z, model._donors), True, True)}
 
 
 class _Codes:
@@ -91,8 +91,8 @@ class _Codes:
         return graph.apply("take", rows, place.cast("i"), axis=0)
 
 
-def _completed(graph: Graph, z: Node, donors: np.ndarray) -> Node:
-    """Rows whose missing entries are those of the nearest donor, as :func:`completed_by_donors`."""
+def _complete(graph: Graph, z: Node, donors: np.ndarray) -> Node:
+    """Rows whose missing entries are those of the nearest donor, as :func:`complete_by_donors`."""
     graph.needs_double = True
     holes = z.isnan().reduce("any")
     found = _from_donors(graph, graph.apply("compress", z, holes), donors)

@@ -62,7 +62,7 @@ class RowRecorder(TorchDispatchMode):
             # Whole numbers have a shortcut: what is recorded is the way of all numbers.
             return False
         found = func(*args, **kwargs)
-        inputs = [self._described(one) for one in (list(args), *kwargs.values())]
+        inputs = [self._describe(one) for one in (list(args), *kwargs.values())]
         if not any(_holds(one, Place) for one in inputs):
             return found
         if func in VALUES:
@@ -76,17 +76,17 @@ class RowRecorder(TorchDispatchMode):
                 self.numbers[id(one)] = len(self.kept)
                 self.kept.append(one)
         settings = dict(zip(kwargs, inputs[1:], strict=True))
-        self.records.append(Record(func, inputs[0], settings, self._described(results)))
+        self.records.append(Record(func, inputs[0], settings, self._describe(results)))
         return found
 
     def _is_rounded(self, x: Tensor, other: Tensor) -> bool:
         """Whether another tensor is x rounded."""
-        place = self._described(other)
+        place = self._describe(other)
         made = [record for record in self.records if record.results == place]
         is_round = bool(made) and made[-1].function is torch.ops.aten.round.default
-        return is_round and made[-1].args[0] == self._described(x)
+        return is_round and made[-1].args[0] == self._describe(x)
 
-    def _described(self, value: Any) -> Any:
+    def _describe(self, value: Any) -> Any:
         """Arguments with tensors that follow from rows replaced by their numbers."""
         if isinstance(value, Tensor):
             number = self.numbers.get(id(value))
@@ -94,7 +94,7 @@ class RowRecorder(TorchDispatchMode):
                 return value.detach()
             return Place(number, tuple(value.shape))
         if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
-            return [self._described(one) for one in value]
+            return [self._describe(one) for one in value]
         return list(value) if isinstance(value, torch.Size) else value
 
 
@@ -132,7 +132,7 @@ def traced(
     ExportError
         If the operations depend on values or on the number of rows, or one has no translation.
     """
-    runs = [_recorded(function, [row for _, row in inputs], n, what) for n in N_ROWS]
+    runs = [_record(function, [row for _, row in inputs], n, what) for n in N_ROWS]
     (first, result), (second, other) = runs
     if [r.function for r in first] != [r.function for r in second]:
         raise ExportError(f"{what}: its operations depend on the number of rows.")
@@ -144,7 +144,7 @@ def traced(
     return graph.node(found)
 
 
-def _recorded(
+def _record(
     function: Callable[..., Tensor], rows: Sequence[Tensor], n: int, what: str
 ) -> tuple[list[Record], Any]:
     """The operations for n equal rows, and a description of what they result in."""
@@ -161,7 +161,7 @@ def _recorded(
                 f"{what}: it changes an array in place in a way that cannot be recorded. Write "
                 "x = x & y instead of x &= y, and so on."
             ) from error
-    return recorder.records, recorder._described(found)
+    return recorder.records, recorder._describe(found)
 
 
 class _Translation:
@@ -203,7 +203,7 @@ class _Translation:
         if isinstance(one, Place):
             return self.values[one.number]
         if isinstance(one, Tensor):
-            return one if one.shape == other.shape else self._filled(one, other)
+            return one if one.shape == other.shape else self._fill(one, other)
         if isinstance(one, list):
             if len(one) != len(other):
                 raise ExportError(f"{self.what}: its operations depend on the number of rows.")
@@ -218,7 +218,7 @@ class _Translation:
             raise ExportError(f"{self.what}: a size depends on the number of rows otherwise.")
         return RowCount(times)
 
-    def _filled(self, one: Tensor, other: Tensor) -> Node:
+    def _fill(self, one: Tensor, other: Tensor) -> Node:
         """A constant array that is the same for all rows."""
         shape = self.shape(one, other)
         row, same = (self._first_row(constant, shape) for constant in (one, other))

@@ -713,7 +713,7 @@ class EnergyNet(NeuralNet):
             logs = self._train(iterator)
         finally:
             self.average_.show()
-        logs = logs | self._followed(n_before)
+        logs = logs | self._trajectory_log(n_before)
         if self.averaging:
             if self._monitors(len(iterator)) or not self.averaged_:
                 self.averaged_ = self._monitor(self._monitoring_batch(iterator))
@@ -732,7 +732,7 @@ class EnergyNet(NeuralNet):
             self.logs_ = {}  # chains that go on from draws of the model may know better
             self._mend()
 
-    def _followed(self, next_due: int) -> dict[str, float]:
+    def _trajectory_log(self, next_due: int) -> dict[str, float]:
         """What a trajectory says of the weights after an epoch, if it has looked at them since."""
         recorder = self.trajectory_
         if recorder is None or not (recorder.is_due or recorder.next_due > next_due):
@@ -755,7 +755,7 @@ class EnergyNet(NeuralNet):
 
     def _train(self, iterator: Batches) -> dict[str, float]:
         """One epoch, repeated from the last good weights as long as it diverges."""
-        monitored = self._monitored_in(iterator)
+        monitored = self._rows_to_monitor(iterator)
         with torch.no_grad():
             if self.state_ is None:
                 self.run_.state = self.module_.start(monitored(), self.generator)
@@ -898,7 +898,7 @@ class EnergyNet(NeuralNet):
             copy_weights(weights, weights_of(self.module_))
             self.run_.state = state
 
-    def _monitored_in(self, iterator: Batches) -> Callable[[], Batch]:
+    def _rows_to_monitor(self, iterator: Batches) -> Callable[[], Batch]:
         """The rows on which an epoch that begins is monitored, made now if this is foreseen.
 
         Missing entries are completed by the weights of that moment, as often as a batch has them.

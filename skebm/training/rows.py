@@ -430,7 +430,7 @@ class Batches:
             own = self._own(n)
             whole: list[Any] = [None if part is None else part[own] for part in self._whole()]
             batch = Batch(*whole)
-            yield batch._replace(x=self._completed(batch.x, batch.row_index))
+            yield batch._replace(x=self._complete(batch.x, batch.row_index))
             return
         # Even sizes, because a last batch of one row would make a large and noisy step.
         size, longer = divmod(n, len(self))
@@ -451,9 +451,9 @@ class Batches:
             cut = sizes[first : first + together]
             index, order = order.tensor_split([sum(cut)])
             index, cut = self._mine(index, cut)
-            yield from self._cut(self._completed(rows.take(index), index), index, cut)
+            yield from self._cut(self._complete(rows.take(index), index), index, cut)
 
-    def _completed(self, x: Tensor, index: Any) -> Tensor:
+    def _complete(self, x: Tensor, index: Any) -> Tensor:
         """Rows x of the given numbers, with missing entries drawn anew where that is asked for."""
         return x if self.complete is None else self.complete(x, index)
 

@@ -186,11 +186,11 @@ def test_few_rows_have_a_nearest_row_and_values():
 
 
 def test_missing_entries_of_a_column_that_no_donor_has():
-    from skebm.estimators.tables.encoding.donors import completed_by_donors
+    from skebm.estimators.tables.encoding.donors import complete_by_donors
 
     donors = np.array([[1.0, np.nan, 3.0], [2.0, np.nan, np.nan]])
     z = np.array([[np.nan, np.nan, 5.0], [2.1, 7.0, np.nan], [np.nan, 1.0, np.nan]])
-    found = completed_by_donors(z, donors)
+    found = complete_by_donors(z, donors)
     assert np.array_equal(found, [[1.0, 0.0, 5.0], [2.1, 7.0, 3.0], [1.5, 1.0, 3.0]])
 
 

@@ -526,11 +526,11 @@ class BoltzmannMachineDensity(CategoriesMixin, ModelQueriesMixin, BaseDensity):
                 blocks.append(state.x)
             return torch.cat(blocks)
 
-    def _filled(
+    def _fill(
         self, x: Tensor, how: str, n_draws: int, n_steps: int | None, generator: torch.Generator
     ) -> list[Tensor]:
         if how != "draw":
-            return super()._filled(x, how, n_draws, n_steps, generator)
+            return super()._fill(x, how, n_draws, n_steps, generator)
         energy, sampler = self.energy_, self._recipe.family.model_sampler
         steps, made = N_STEPS if n_steps is None else n_steps, []
         for _ in range(n_draws):

@@ -219,7 +219,7 @@ class RatiosToFirstLayer:
             drawn = before.draws if self.x is None else self.x
             assert drawn is not None
             rows = rows_of_pool(energy, drawn[:, : self.layers.n_visible])
-            since = annealed_from(rows, N_DRAWS, energy, generator)
+            since = anneal_from_first_layer(rows, N_DRAWS, energy, generator)
             more = WeightSummary(
                 after.log_z - before.log_z,
                 math.hypot(after.log_z_error, before.log_z_error),
@@ -230,7 +230,7 @@ class RatiosToFirstLayer:
             return LogRatios(ratio, since[0].log_mean, since[0].std_error, since[1])
 
 
-def annealed_from(
+def anneal_from_first_layer(
     rows: FirstLayerRows, n: int, energy: Any, generator: torch.Generator
 ) -> tuple[WeightSummary, Tensor]:
     """log of Z of a machine over that of its first layer, and draws of the machine."""

@@ -54,7 +54,7 @@ from skebm.estimators.neural.family import (
 from skebm.estimators.neural.joint_choice import (
     MOST_WORK,
     ClassTrials,
-    chosen_by_trials,
+    choose_by_trials,
     epochs_of_few_labels,
     labelled_folds,
     work_of_a_pass,
@@ -610,7 +610,7 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
             return recipe.with_epochs(min(recipe.plan.n_iter, epochs_of_few_labels(recipe, rows)))
         trials = ClassTrials(rows, folds[:1] if costly else folds, seed, self.net_params)
         any_weight = self.generative_weight == "auto"
-        return chosen_by_trials(recipe, trials, costly=costly, any_weight=any_weight)
+        return choose_by_trials(recipe, trials, costly=costly, any_weight=any_weight)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -162,7 +162,7 @@ def best_epochs(
     return best
 
 
-def chosen_by_trials(
+def choose_by_trials(
     recipe: NeuralRecipe, trials: ClassTrials, *, costly: bool, any_weight: bool
 ) -> NeuralRecipe:
     """The recipe with the number of epochs and the generative weight that left-out labels choose.

@@ -98,11 +98,11 @@ class NeuralMixin(ModelQueriesMixin, PartitionMixin):
         drawn = impute_rows(energy, chains, x, generator, n_steps)[:n_samples]
         return table.with_imputations(X, drawn)
 
-    def _filled(
+    def _fill(
         self, x: Tensor, how: str, n_draws: int, n_steps: int | None, generator: torch.Generator
     ) -> list[Tensor]:
         if how != "draw":
-            return super()._filled(x, how, n_draws, n_steps, generator)
+            return super()._fill(x, how, n_draws, n_steps, generator)
         incomplete = x.isnan().any(1).nonzero().ravel()
         energy, chains = self.energy_, self._chains()
         made = []

@@ -85,7 +85,7 @@ def draw_by_chains(
     for done in range(0, n, BLOCK):
         start = starts(energy, chains, min(BLOCK, n - done), generator)
         if chains.is_default and start.share >= LEAST_SHARE:
-            blocks.append(_moved_by_proposals(energy, chains, start, n_steps, generator))
+            blocks.append(_move_by_proposals(energy, chains, start, n_steps, generator))
         else:
             blocks.append(chains.run(energy, start.x, n_steps, generator))
     return torch.cat(blocks)
@@ -129,7 +129,7 @@ def starts(energy: Any, chains: Chains, n: int, generator: torch.Generator) -> S
     return Starts(known[_indices_by_weight(weight, n, generator)])
 
 
-def _moved_by_proposals(
+def _move_by_proposals(
     energy: Any, chains: Chains, start: Starts, n_steps: int, generator: torch.Generator
 ) -> Tensor:
     """Rows after `n_steps` of independence sampling, which proposes whole rows.
@@ -148,7 +148,7 @@ def _moved_by_proposals(
         k = min(at_once, n_steps - done)
         proposals = proposal.sample(k * n, generator)
         ratios = _log_weights(energy, proposal, proposals, chains.temperature).view(n, k)
-        x, log_w = _moved_among(x, log_w, proposals.unflatten(0, (n, k)), ratios, generator)
+        x, log_w = _move_among(x, log_w, proposals.unflatten(0, (n, k)), ratios, generator)
     return x
 
 
@@ -222,7 +222,7 @@ def _imputed_from_base(
         elif n_steps:
             ratios = log_w[row, picked][here]
             steps = _proposals_given(energy, base, part, n_steps, T, generator)
-            x[here] = _moved_among(x[here], ratios, *steps, generator)[0]
+            x[here] = _move_among(x[here], ratios, *steps, generator)[0]
     return x
 
 
@@ -244,7 +244,7 @@ def _proposals_given(
     return draws.unflatten(0, (len(clamp.mask), k)), log_w.view(-1, k)
 
 
-def _moved_among(
+def _move_among(
     x: Tensor, log_w: Tensor, proposals: Tensor, ratios: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Rows (n, d) after a step of independence sampling for each of their proposals (n, k, d).

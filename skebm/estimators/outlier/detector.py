@@ -63,7 +63,7 @@ from skebm.estimators.outlier.reasons.contributions import (
     explain_by_score,
 )
 from skebm.estimators.outlier.reasons.explanations import Explanation
-from skebm.estimators.outlier.reasons.reference import encoded_rows, sharp_density
+from skebm.estimators.outlier.reasons.reference import encode_sample, sharp_density
 from skebm.estimators.outlier.statistics import (
     STATISTICS,
     check_offers,
@@ -401,7 +401,7 @@ class EnergyOutlierDetector(
         if self.estimator is None:
             n_fitted = sum(n_rows(X) - (0 if held is None else len(held)) for held in held_out)
             share = self.n_trimmed_ / n_fitted
-            self._reference = encoded_rows(models[0], X, weight, share, random)
+            self._reference = encode_sample(models[0], X, weight, share, random)
         self._fitted_params = {
             name: getattr(self, name) for name in ("method", "contamination")
         } | {"statistic": statistic}

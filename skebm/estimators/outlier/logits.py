@@ -127,7 +127,7 @@ def class_logits(estimator: Any, X: Any) -> np.ndarray:
         return _two_sided(_of_perceptron(final, X))
     if hasattr(final, "decision_function"):
         return _two_sided(_for_each_class(final, np.asarray(final.decision_function(X))))
-    return _checked(_array(final.forward(X)))
+    return _check_logits(_array(final.forward(X)))
 
 
 def check_has_logits(estimator: Any) -> None:
@@ -186,7 +186,7 @@ def _of_module(module: nn.Module, X: Any) -> np.ndarray:
     x = x.to(like.device, like.dtype if x.is_floating_point() else None)
     with sampling(module), torch.no_grad():
         found = np.concatenate([_array(module(block)) for block in x.split(BLOCK)])
-    return _checked(found)
+    return _check_logits(found)
 
 
 def _array(outputs: Any) -> np.ndarray:
@@ -194,7 +194,7 @@ def _array(outputs: Any) -> np.ndarray:
     return first.detach().cpu().double().numpy()
 
 
-def _checked(found: np.ndarray) -> np.ndarray:
+def _check_logits(found: np.ndarray) -> np.ndarray:
     """Outputs (n, K) of a network, unless they are probabilities or logs of these."""
     found = _two_sided(found)
     if found.ndim != 2:

@@ -42,12 +42,12 @@ def draws_given(
     if isinstance(given, Given) and _missing.dispatch(type(given)) is not _missing.dispatch(object):
         value: Tensor = given.clamp.value
         drawn = _missing(given, _Counts(counts), generator).to(value)
-        return _repeated(given.clamp, counts).apply(drawn)
-    found: Tensor = q.given(_repeated(clamp, counts)).sample(generator)
+        return _repeat_clamp(given.clamp, counts).apply(drawn)
+    found: Tensor = q.given(_repeat_clamp(clamp, counts)).sample(generator)
     return found
 
 
-def _repeated(clamp: Clamp, counts: Tensor) -> Clamp:
+def _repeat_clamp(clamp: Clamp, counts: Tensor) -> Clamp:
     """A clamp of as many rows as there are draws."""
     return Clamp(*(part.repeat_interleave(counts, 0) for part in clamp))
 

@@ -101,7 +101,7 @@ class DensityImputer(TransformerMixin, DocLinkMixin, TasksMixin, BaseEstimator):
         -------
         self : DensityImputer
         """
-        X = self._checked(X, reset=True)
+        X = self._validate_rows(X, reset=True)
         model = TractableDensity() if self.density is None else clone(self.density)
         if self.random_state is not None:
             set_seeds(model, check_random_state(self.random_state))
@@ -130,7 +130,7 @@ class DensityImputer(TransformerMixin, DocLinkMixin, TasksMixin, BaseEstimator):
             Of a frame with categories a frame like X, otherwise an array.
         """
         check_is_fitted(self)
-        X = self._checked(X, reset=False)
+        X = self._validate_rows(X, reset=False)
         seed = 0 if self.random_state is None else self.random_state
         with names_compared():
             filled = self.density_.impute(X, seed if self.how == "draw" else 0, how=self.how)
@@ -141,7 +141,7 @@ class DensityImputer(TransformerMixin, DocLinkMixin, TasksMixin, BaseEstimator):
             return found
         return np.hstack([found, self.indicator_.transform(X).astype(found.dtype)])
 
-    def _checked(self, X: Any, *, reset: bool) -> Any:
+    def _validate_rows(self, X: Any, *, reset: bool) -> Any:
         """Validated X, a frame as it is."""
         check_container(X)
         if is_frame(X):

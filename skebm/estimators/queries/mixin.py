@@ -85,7 +85,7 @@ class QueriesMixin(metaclass=abc.ABCMeta):
         """What missing entries are drawn from."""
         return self._joint()
 
-    def _filled(
+    def _fill(
         self, x: Tensor, how: str, n_draws: int, n_steps: int | None, generator: torch.Generator
     ) -> list[Tensor]:
         """Rows of the energy without missing entries: draws, or means; by default of the joint."""
@@ -394,12 +394,12 @@ class QueriesMixin(metaclass=abc.ABCMeta):
             Known entries are unchanged. In frames, columns of integers and booleans are rounded.
         """
         check_is_fitted(self)
-        how = checked_how(how, n_draws, n_steps)
+        how = check_how(how, n_draws, n_steps)
         Xv = self._query_input(X)
         x, generator = self._rows_of_input(Xv), self._query_generator(random_state)
         self._check_near(x)
         with torch.no_grad():
-            made = self._filled(x, how, n_draws or 1, n_steps, generator)
+            made = self._fill(x, how, n_draws or 1, n_steps, generator)
         tables = [self._query_table.with_imputations(Xv, rows) for rows in made]
         return tables[0] if n_draws is None else tables
 
@@ -423,7 +423,7 @@ class QueriesMixin(metaclass=abc.ABCMeta):
         self._check_near(x)
         self._check_as_given(X, x)
         with torch.no_grad():
-            (made,) = self._filled(x, "draw", 1, n_steps, generator)
+            (made,) = self._fill(x, "draw", 1, n_steps, generator)
         return self._query_table.with_imputations(X, made)
 
     def _check_as_given(self, X: Any, x: Tensor) -> None:
@@ -540,7 +540,7 @@ def _check_no_one_hot(block: ColumnBlock) -> None:
         )
 
 
-def checked_how(how: str, n_draws: int | None, n_steps: int | None) -> str:
+def check_how(how: str, n_draws: int | None, n_steps: int | None) -> str:
     """The parameter `how` of `impute`; `ValueError` that names an argument that is wrong.
 
     "sample" is another word for "draw".

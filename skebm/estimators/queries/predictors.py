@@ -99,9 +99,9 @@ class JointEstimator(DocLinkMixin, TasksMixin, BaseEstimator, abc.ABC):
     def _check_rows(self, X: Any) -> Any:
         """New rows, a frame as it is."""
         check_is_fitted(self)
-        return self._checked(X, reset=False)
+        return self._validate_rows(X, reset=False)
 
-    def _checked(self, X: Any, *, reset: bool) -> Any:
+    def _validate_rows(self, X: Any, *, reset: bool) -> Any:
         """Validated X, a frame as it is."""
         check_container(X)
         if _has_names(X):
@@ -238,7 +238,7 @@ class DensityRegressor(RegressorMixin, JointEstimator):
         return self
 
     def _check_both(self, X: Any, y: Any) -> tuple[Any, np.ndarray]:
-        X = self._checked(X, reset=True)
+        X = self._validate_rows(X, reset=True)
         try:
             return X, np.asarray(check_labels(self, X, y), dtype=np.float64)
         except (TypeError, ValueError) as error:
@@ -423,7 +423,7 @@ class DensityClassifier(ClassifierMixin, JointEstimator):
         -------
         self : DensityClassifier
         """
-        X = self._checked(X, reset=True)
+        X = self._validate_rows(X, reset=True)
         labels = check_labels(self, X, y)
         check_classification_targets(labels)
         weight = check_weight(sample_weight, X)
@@ -463,7 +463,7 @@ class DensityClassifier(ClassifierMixin, JointEstimator):
         if not is_frame(X):
             self._check_takes_categories(model)
             model.set_params(categorical_features=[self.n_features_in_])
-        table = self._with_target(X, self._coded(X, codes))
+        table = self._with_target(X, self._class_column(X, codes))
         self.density_ = fit_weighted(model, table, weight)
         return self
 
@@ -498,7 +498,7 @@ class DensityClassifier(ClassifierMixin, JointEstimator):
                 "that does, such as RBMEstimator."
             )
 
-    def _coded(self, X: Any, codes: np.ndarray) -> np.ndarray:
+    def _class_column(self, X: Any, codes: np.ndarray) -> np.ndarray:
         """The classes as numbers, or in a frame as text, which is a category."""
         if not is_frame(X):
             return codes
@@ -522,7 +522,7 @@ class DensityClassifier(ClassifierMixin, JointEstimator):
             return self._log_probabilities(self.densities_, X, self.power_)
         assert self.density_ is not None
         tables = [
-            self._with_target(X, self._coded(X, np.full(len(X), k)))
+            self._with_target(X, self._class_column(X, np.full(len(X), k)))
             for k in range(len(self.classes_))
         ]
         given = list(range(self.n_features_in_))

@@ -162,16 +162,16 @@ def density_in_cells(
         The log-density of a normalised base, which is added to `log_density`.
     """
     edges = edges.double()
-    cells = _evaluated(log_density, log_base, torch.arange(len(edges)), edges)
+    cells = _evaluate_cells(log_density, log_base, torch.arange(len(edges)), edges)
     for _ in range(MOST_HALVINGS):
         open_ = cells.inexact(tolerance, len(edges))
         if not bool(open_.any()) or int(open_.sum()) > MOST_CELLS:
             break
         low, high = cells.low[open_], cells.high[open_]
         three = torch.stack([low, (low + high) / 2, high], 1)
-        halves = _evaluated(log_density, log_base, cells.rows[open_], three)
+        halves = _evaluate_cells(log_density, log_base, cells.rows[open_], three)
         cells = _Cells(*(torch.cat([a[~open_], b]) for a, b in zip(cells, halves, strict=True)))
-    return _joined(*cells[:4], n=len(edges))
+    return _join_cells(*cells[:4], n=len(edges))
 
 
 class _Cells(NamedTuple):
@@ -200,7 +200,7 @@ class _Cells(NamedTuple):
         return open_ & (width > 1e-13 * torch.maximum(self.low.abs(), self.high.abs()))
 
 
-def _evaluated(
+def _evaluate_cells(
     log_density: LogDensity, log_base: LogDensity | None, rows: Tensor, edges: Tensor
 ) -> _Cells:
     """Cells between the edges (N, m + 1) of rows (N,), without those that have no width."""
@@ -235,7 +235,7 @@ def _integral(logs: Tensor, scale: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return ((logs - shift[:, None]).exp() @ _WEIGHTS) * (high - low) / 2
 
 
-def _joined(rows: Tensor, low: Tensor, high: Tensor, logs: Tensor, *, n: int) -> CellDensities:
+def _join_cells(rows: Tensor, low: Tensor, high: Tensor, logs: Tensor, *, n: int) -> CellDensities:
     """Cells of all rows, in order, as many for each."""
     order = low.argsort(stable=True)
     order = order[rows[order].argsort(stable=True)]

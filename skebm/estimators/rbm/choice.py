@@ -271,7 +271,7 @@ class ValidationFits:
         A candidate that was tried before goes on from where it was.
         """
         if chosen not in self.begun:
-            self.begun[chosen] = self._untrained(chosen, train, held_out)
+            self.begun[chosen] = self._initial_candidate(chosen, train, held_out)
         one = self.begun[chosen]
         try:
             one.go_on(part)
@@ -290,7 +290,7 @@ class ValidationFits:
             return found
         return found._replace(left=LEFT_TO_GAIN * gain)
 
-    def _untrained(self, chosen: BaseChoice, train: Rows, held_out: Rows) -> RunningTrial:
+    def _initial_candidate(self, chosen: BaseChoice, train: Rows, held_out: Rows) -> RunningTrial:
         """A candidate before its first epoch."""
         if chosen.name not in self.bases:
             train = train.with_own_imputations()

@@ -136,7 +136,7 @@ class LayersMixin(ModelQueriesMixin, FeaturesMixin, CategoriesMixin, PartitionMi
     def _exact_sums(self) -> Any:
         return functools.partial(exact_log_sums, self.energy_)
 
-    def _filled(
+    def _fill(
         self, x: Tensor, how: str, n_draws: int, n_steps: int | None, generator: torch.Generator
     ) -> list[Tensor]:
         n_steps = N_STEPS if n_steps is None else n_steps

@@ -498,7 +498,7 @@ def design_recipe(
     may_guard = apart and guarded(first._replace(learning="pcd"))
     seed = draw_seed(estimator.random_state_) if may_guard else None
     of_trials: dict[str | None, tuple[Distribution, Rows]] = {}
-    fitted = functools.partial(fitted_once, of_trials, base_of)
+    fitted = functools.partial(fit_base_once, of_trials, base_of)
 
     def recipe_of(chosen: BaseChoice) -> RBMRecipe:
         own = seed if guarded(chosen) else None
@@ -523,7 +523,7 @@ def design_recipe(
     return trials.by_halves(found, first, rows) if found.family.by_halves else found
 
 
-def fitted_once(
+def fit_base_once(
     kept: dict[str | None, tuple[Distribution, Rows]],
     fit: Callable[[str | None, Rows], Distribution],
     name: str | None,

@@ -157,7 +157,7 @@ def _log_z_by_annealing(
     n = 2 * plan.n_chains
     u = torch.rand(n, generator=generator, dtype=torch.float64, device=generator.device)
     for n_betas, largest_error in plan.temperatures:
-        runs = _annealed(energy, generator, plan.n_chains, n_betas, starts, largest_error)
+        runs = _anneal_from_bases(energy, generator, plan.n_chains, n_betas, starts, largest_error)
         if runs is None or runs.is_known or _gains_less(ratio, runs.log_z, plan.least_gain):
             break
     if runs is None:
@@ -185,7 +185,7 @@ class AnnealedRuns(NamedTuple):
     is_known: bool
 
 
-def _annealed(
+def _anneal_from_bases(
     energy: Any,
     generator: torch.Generator,
     n_chains: int,

@@ -32,7 +32,7 @@ from skebm.estimators.base import (
     raises_interrupt,
     upper_quantile,
 )
-from skebm.estimators.queries.mixin import checked_how
+from skebm.estimators.queries.mixin import check_how
 from skebm.estimators.recipe import Recipe
 from skebm.estimators.sequences.context import evidence_of_next
 from skebm.estimators.sequences.family import (
@@ -811,7 +811,7 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
             All sequences one below the other, without the `sequence_column`. Known entries are
             unchanged. Columns of integers and booleans are rounded.
         """
-        how = checked_how(how, n_draws, n_steps)
+        how = check_how(how, n_draws, n_steps)
         given = join_sequences(X, lengths, self.sequence_column)[0]
         rows, X = new_frames(self, X, lengths, complete=False)
         generator, energy = self._generator(random_state), self.energy_

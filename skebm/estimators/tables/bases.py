@@ -39,7 +39,7 @@ from skebm.distributions import (
 from skebm.distributions.stack import covering_normal, with_broad_part
 from skebm.distributions.transformed.flow import FLOWS
 from skebm.estimators.tables.densities import METHODS, check_one_kind, fit_density
-from skebm.estimators.tables.units import Units, listed_columns
+from skebm.estimators.tables.units import Units, list_columns
 from skebm.objectives.joint.likelihood import UNKNOWN
 from skebm.training.distributed import shows_progress
 from skebm.training.rows import Rows
@@ -692,7 +692,7 @@ def gap_noise(rows: Rows, names: Sequence[str] | None = None) -> Tensor | None:
     discrete, gaps = _few_valued_columns(rows.block(0, len(rows)))
     if not discrete.any():
         return None
-    columns = listed_columns(discrete.cpu().numpy(), names)
+    columns = list_columns(discrete.cpu().numpy(), names)
     warn(
         f"Columns {columns} have few distinct values, on which score matching by second "
         "derivatives is unbounded: Gaussian noise of half the gap between values is added to them "

@@ -66,7 +66,7 @@ class FitsOfCompletions(NamedTuple):
         for _ in range(N_COMPLETIONS):
             found.fitted.append(fit(x))
             mixtures = without_kernels(found.fitted[-1]) or Gaussian.fit(x, weight)
-            found.imputers.append(widened(mixtures, weight))
+            found.imputers.append(widen(mixtures, weight))
             found.rows.append(x)
             clamp = Clamp(known, x)
             x = clamp.apply(found.imputers[-1].given(clamp).sample(generator))
@@ -149,7 +149,7 @@ def without_kernels(q: Distribution) -> Distribution | None:
     return Stack([part for part, _ in kept], weights / weights.sum())
 
 
-def widened(q: Distribution, weight: Tensor) -> Distribution:
+def widen(q: Distribution, weight: Tensor) -> Distribution:
     r"""A distribution whose mixtures allow for the error of their covariances, given its rows.
 
     Within a component of m rows, an entry has a regression on the d other ones, whose variance is
@@ -164,7 +164,7 @@ def widened(q: Distribution, weight: Tensor) -> Distribution:
     Statistical Mathematics 21 (the final prediction error).
     """
     if isinstance(q, Stack):
-        return Stack([widened(part, weight) for part in q.parts], q.weights)
+        return Stack([widen(part, weight) for part in q.parts], q.weights)
     if isinstance(q, CorrelatedClasses):
         return CorrelatedClasses(q.levels, _widened_mixture(q.numbers, weight))
     return _widened_mixture(q, weight) if isinstance(q, GaussianMixture) else q

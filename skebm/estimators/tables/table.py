@@ -34,7 +34,7 @@ from skebm.estimators.tables.blocks import (
     warn_of_scaling,
 )
 from skebm.estimators.tables.columns import Coding
-from skebm.estimators.tables.units import Units, learn_units, listed_columns
+from skebm.estimators.tables.units import Units, learn_units, list_columns
 from skebm.training.mapped import MappedArray, array_blocks, some_columns
 from skebm.training.rows import Rows
 
@@ -583,7 +583,7 @@ def _warn_of_constants(X: Any, names: Sequence[str] | None) -> None:
         constant = (X[0] == X).all(0) & (len(X) > 1)
     if constant.any():
         warn(
-            f"Columns {listed_columns(constant, names)} are constant. They are modelled as varying "
+            f"Columns {list_columns(constant, names)} are constant. They are modelled as varying "
             "around their value by the training noise: drop them if they cannot vary in new rows.",
             DataWarning,
         )

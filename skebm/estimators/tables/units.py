@@ -61,7 +61,7 @@ def learn_units(
             mean, scale = mean / factor, scale / factor
     if not np.isfinite(scale).all():
         raise ValueError(
-            f"The range of columns {listed_columns(~np.isfinite(scale), names)} overflows a float: "
+            f"The range of columns {list_columns(~np.isfinite(scale), names)} overflows a float: "
             "divide them by their largest absolute value first."
         )
     constant = _is_constant(X, mean, scale)
@@ -121,7 +121,7 @@ def _mean_of_known(x: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
     return total
 
 
-def listed_columns(which: np.ndarray, names: Sequence[str] | None) -> list[Any]:
+def list_columns(which: np.ndarray, names: Sequence[str] | None) -> list[Any]:
     """The columns of a mask (d,) by their names, or by their numbers where they have none."""
     numbers: list[int] = np.flatnonzero(which).tolist()
     return numbers if names is None else [str(names[j]) for j in numbers]
@@ -131,7 +131,7 @@ def _warn_of_large_means(mean: np.ndarray, scale: np.ndarray, names: Sequence[st
     """Warn of columns that a network cannot tell from constants, as they are not standardised."""
     # Mean of a column, in standard deviations, above which it should not be left as it is.
     large_mean = 10_000
-    columns = listed_columns(np.abs(mean) > large_mean * scale, names)
+    columns = list_columns(np.abs(mean) > large_mean * scale, names)
     if columns:
         warn(
             f"Columns {columns} have means of more than {large_mean:,} times their standard "
@@ -160,7 +160,7 @@ def check_bounds(
         out = np.any([(sign * x < edge).any(0) for _, x in array_blocks(X)], axis=0)
         if out.any():
             raise ValueError(
-                f"Columns {listed_columns(out, names)} have values {side} bound: widen `bounds`, "
+                f"Columns {list_columns(out, names)} have values {side} bound: widen `bounds`, "
                 "or drop those rows."
             )
     return lower, upper

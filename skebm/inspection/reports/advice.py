@@ -108,7 +108,7 @@ def _of_likelihood(subject: Subject, facts: Facts) -> Iterator[Recommendation]:
     )
     guilty = _guilty(subject, facts)
     if guilty is not None:
-        yield _reset(subject, guilty, f"{why} {guilty}={_asked(subject, guilty)} was set.")
+        yield _reset(subject, guilty, f"{why} {guilty}={_setting(subject, guilty)} was set.")
         return
     other = "RBMEstimator" if worst["name"] == "latent classes" else "TractableDensity"
     if worst["name"] != "its base" and type(subject.final).__name__ != other:
@@ -119,7 +119,7 @@ def _of_likelihood(subject: Subject, facts: Facts) -> Iterator[Recommendation]:
 def _of_training(subject: Subject, facts: Facts) -> Iterator[Recommendation]:
     """A training that ended early."""
     found = training(subject.final)
-    changed = _changed(subject)
+    changed = _changes(subject)
     if found is not None and found.n_restarts and "learning_rate" in changed:
         why = f"Training diverged and was rolled back {found.n_restarts} times."
         yield _reset(subject, "learning_rate", why)
@@ -142,7 +142,7 @@ def _of_draws(subject: Subject, facts: Facts) -> Iterator[Recommendation]:
     if auroc < MUCH or guilty is None:
         return
     why = f"A classifier tells draws from rows with an AUROC of {number(auroc, 2)}."
-    yield _reset(subject, guilty, f"{why} {guilty}={_asked(subject, guilty)} was set.")
+    yield _reset(subject, guilty, f"{why} {guilty}={_setting(subject, guilty)} was set.")
 
 
 def _of_log_z(subject: Subject, facts: Facts) -> Iterator[Recommendation]:
@@ -185,20 +185,20 @@ def _of_detector(subject: Subject, facts: Facts) -> Iterator[Recommendation]:
 # ------------------------------------------------------------------------------
 
 
-def _changed(subject: Subject) -> dict[str, Any]:
+def _changes(subject: Subject) -> dict[str, Any]:
     """Parameters of the innermost model that are not the default."""
     final = subject.final
     return non_default_parameters(final) if hasattr(final, "get_params") else {}
 
 
-def _asked(subject: Subject, name: str) -> str:
-    value = _changed(subject)[name]
+def _setting(subject: Subject, name: str) -> str:
+    value = _changes(subject)[name]
     return repr(value) if isinstance(value, str) else text(value)
 
 
 def _guilty(subject: Subject, facts: Facts) -> str | None:
     """The parameter that was set and most probably holds the model back."""
-    changed = _changed(subject)
+    changed = _changes(subject)
     found = [name for name in HOLD_BACK if name in changed]
     found = [name for name in found if changed[name] != "auto"]
     if "base" in found and _is_its_base(facts):

@@ -208,13 +208,13 @@ def _reasons(subject: Subject, worst: Any, section: Section) -> list[str]:
         )
         return []
     try:
-        return [str(one) for one in ask(_explained, subject, worst).sentences()]
+        return [str(one) for one in ask(_explain_worst, subject, worst).sentences()]
     except NotSaidError as error:
         section.blocks.append(f"There are no reasons: {error}.")
         return []
 
 
-def _explained(subject: Subject, worst: Any) -> Any:
+def _explain_worst(subject: Subject, worst: Any) -> Any:
     """Reasons by the model itself, or by a detector that is made of it."""
     if hasattr(subject.model, "explain"):
         return subject.model.explain(worst)

@@ -245,7 +245,7 @@ class JointObjective(ClassObjective):
         self.unlabeled_weight = unlabeled_weight
 
     @abc.abstractmethod
-    def _compared(self, batch: Batch, state: Any, generator: torch.Generator) -> Compared:
+    def _draw_batch(self, batch: Batch, state: Any, generator: torch.Generator) -> Compared:
         """Noisy rows of a batch, the rows that they are compared with, and the next state."""
 
     # ---------------------------------------------------------------- the loss
@@ -279,7 +279,7 @@ class JointObjective(ClassObjective):
         classified: Tensor | None = batch.x
         x, negatives, u = None, None, None
         if self.generative_weight:
-            x, negatives, state = self._compared(batch, state, generator)
+            x, negatives, state = self._draw_batch(batch, state, generator)
             if self.form == "joint":
                 kind: dict[str, Any] = {"dtype": x.dtype, "device": x.device}
                 u = torch.rand(len(negatives), generator=generator, **kind)
@@ -484,7 +484,7 @@ class JointLikelihood(JointObjective):
         )
         self.form = form
 
-    def _compared(self, batch: Batch, state: Any, generator: torch.Generator) -> Compared:
+    def _draw_batch(self, batch: Batch, state: Any, generator: torch.Generator) -> Compared:
         x, state = self.generative.phases(batch, state, generator)
         return Compared(x, state.chain.x, state)
 
@@ -548,7 +548,7 @@ class AdversarialJoint(JointObjective):
         contrast = AdversarialContrast(energy, n_steps=n_steps, step_size=step_size, **of_rows)
         super().__init__(contrast, **of_classes)
 
-    def _compared(self, batch: Batch, state: Any, generator: torch.Generator) -> Compared:
+    def _draw_batch(self, batch: Batch, state: Any, generator: torch.Generator) -> Compared:
         x, negatives = self.generative.phases(batch, generator)
         return Compared(x, negatives, state)
 

@@ -235,14 +235,16 @@ def fit_conditional_base(
         for k in COMPONENTS[: 1 if name == "linear" else None]:
             if worse == MOST_WORSE or (k > 1 and k * ROWS_PER_COMPONENT > len(x)):
                 break
-            value = sum(_left_out(name, k, x, w, n_given, seed, part) for part in parts)
+            value = sum(
+                _log_likelihood_of_fold(name, k, x, w, n_given, seed, part) for part in parts
+            )
             worse, own = (worse + 1, own) if value <= own else (0, value)
             best = max(best, (value, name, k), key=lambda one: one[0])
     _, name, k = best
     return _fit_named(name, k, x, w, n_given, seed), name
 
 
-def _left_out(
+def _log_likelihood_of_fold(
     name: str, k: int, x: Tensor, weight: Tensor, n_given: int, seed: int, part: slice
 ) -> float:
     """Mean log-likelihood of some rows (c, u) under a base that is fitted to the others."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from skebm.base.sampler import whole_number
-from skebm.estimators.outlier.reasons.text import MISSING, contrasted, short
+from skebm.estimators.outlier.reasons.text import MISSING, contrast_values, short
 
 NATS = "nats"
 # Contribution from which a column, or a pair, is a reason: odds of 7 to 1 that an entry is wrong.
@@ -211,7 +211,7 @@ class Explanation:
         value, amount = self.values[row, j], self._amount(float(self.contributions[row, j]))
         own, other = short(value), ""
         if self.expected is not None:
-            own, other = contrasted(value, self.expected[row, j])
+            own, other = contrast_values(value, self.expected[row, j])
         where = ""
         if other not in ("", MISSING, own):
             usual = "is expected given the other columns" if self.unit == NATS else "is usual"

@@ -23,7 +23,7 @@ MOST_ROWS, MOST_ENTRIES = 2000, 400_000
 LEFT_OUT = 0.05
 
 
-def encoded_rows(
+def encode_sample(
     model: Pipeline,
     X: Any,
     weight: np.ndarray | None,

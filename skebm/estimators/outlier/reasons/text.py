@@ -50,7 +50,7 @@ def short(value: Any, digits: int = 3) -> str:
     return f"{value:,.0f}" if abs(value) >= IN_GROUPS else f"{value:.0f}"
 
 
-def contrasted(value: Any, expected: Any) -> tuple[str, str]:
+def contrast_values(value: Any, expected: Any) -> tuple[str, str]:
     """Two values as text, with as many digits as it takes to tell them apart, if that can be."""
     expected = as_precise(expected, value)
     for digits in (3, 5, 8, 17):

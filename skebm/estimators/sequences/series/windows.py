@@ -188,7 +188,7 @@ class Windows(DocLinkMixin, TasksMixin, TransformerMixin, BaseEstimator):
         """The series of a panel by their names, in units in which squares are finite."""
         return {
             name: Series.of(
-                name, values[rows] * self._factor, self._grid, _taken(panel.stamps, rows)
+                name, values[rows] * self._factor, self._grid, _take_stamps(panel.stamps, rows)
             )
             for name, rows in panel.rows.items()
         }
@@ -207,7 +207,7 @@ class Windows(DocLinkMixin, TasksMixin, TransformerMixin, BaseEstimator):
         rows = np.flatnonzero(series.has_past(self.lags_) & is_known)
         if not len(rows):
             raise _too_short(name, len(series.places), self.lags_)
-        stamps = _taken(series.stamps, rows) if self._has_calendar else None
+        stamps = _take_stamps(series.stamps, rows) if self._has_calendar else None
         return Forecast.fit(series.x, series.places[rows], self.lags_, self._grid, stamps)
 
     def _numbers(self, table: Any, *, reset: bool) -> np.ndarray:
@@ -255,7 +255,7 @@ class Windows(DocLinkMixin, TasksMixin, TransformerMixin, BaseEstimator):
             if name in forecasts:
                 made = self._residual_means(series, forecasts[name])
             else:
-                made = self._lagged(series)
+                made = self._lag_columns(series)
             result[panel.rows[name]] = made[source]
         return as_series_output(self, X, result) if is_series(X) else result
 
@@ -277,7 +277,7 @@ class Windows(DocLinkMixin, TasksMixin, TransformerMixin, BaseEstimator):
         """Residuals and their means over several spans, (n, n_columns)."""
         ready = series.has_past(self.lags_)
         rows = np.flatnonzero(ready)
-        stamps = _taken(series.stamps, rows) if self._has_calendar else None
+        stamps = _take_stamps(series.stamps, rows) if self._has_calendar else None
         places = series.places[rows]
         residual = np.zeros_like(series.x)
         count = np.zeros_like(series.x)
@@ -292,7 +292,7 @@ class Windows(DocLinkMixin, TasksMixin, TransformerMixin, BaseEstimator):
             made.append((total[series.places + 1] - total[begin]) / np.sqrt(np.maximum(many, 1)))
         return np.concatenate(made, 1)
 
-    def _lagged(self, series: Series) -> np.ndarray:
+    def _lag_columns(self, series: Series) -> np.ndarray:
         """Values, their lags and the calendar, (n, n_columns)."""
         place = np.maximum(series.places[:, None] - np.arange(self.lags_ + 1), 0)
         made = (series.x[place] / self._factor).reshape(len(place), -1)
@@ -432,7 +432,7 @@ def _too_short(name: Any, n: int, lags: int) -> ValueError:
     )
 
 
-def _taken(stamps: Stamps | None, rows: np.ndarray) -> Stamps | None:
+def _take_stamps(stamps: Stamps | None, rows: np.ndarray) -> Stamps | None:
     return None if stamps is None else stamps.take(rows)
 
 

@@ -11,7 +11,7 @@ TIES = 1e-9
 MOST_PAIRS = 2_000_000
 
 
-def completed_by_donors(z: np.ndarray, donors: np.ndarray) -> np.ndarray:
+def complete_by_donors(z: np.ndarray, donors: np.ndarray) -> np.ndarray:
     """Rows (n, d) whose missing entries, nan, are those of the nearest donor that has them.
 
     The squared distance of a row to a donor is the mean over the columns that both have. Where a

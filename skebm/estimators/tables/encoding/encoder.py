@@ -25,7 +25,7 @@ from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import atomic
 from skebm.estimators.tables.columns import Coding, column_names
 from skebm.estimators.tables.encoding.dates import DATES, DURATIONS, Times, read_times
-from skebm.estimators.tables.encoding.donors import completed_by_donors
+from skebm.estimators.tables.encoding.donors import complete_by_donors
 from skebm.estimators.tables.encoding.levels import LevelCodes, by_frequency, one_hot
 from skebm.estimators.tables.encoding.notes import (
     WIDE,
@@ -330,7 +330,7 @@ class TableEncoder(DocLinkMixin, SourceMixin, TasksMixin, TransformerMixin, Base
 
     def _impute(self, z: np.ndarray) -> np.ndarray:
         """Rows whose missing entries are those of their nearest row."""
-        return completed_by_donors(z, self._donors) if np.isnan(z).any() else z
+        return complete_by_donors(z, self._donors) if np.isnan(z).any() else z
 
     def __sklearn_is_fitted__(self) -> bool:
         return "_donors" in self.__dict__

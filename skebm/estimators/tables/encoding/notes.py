@@ -97,7 +97,7 @@ def say(notes: list[Note], verbose: int) -> None:
     for lost, remedy in remedies.items():
         concerned = [note for note in notes if note.lost == lost]
         if concerned:
-            said.append(f"{_named(concerned)}: {remedy}")
+            said.append(f"{_list_names(concerned)}: {remedy}")
     if said:
         warn(
             f"A density learns little of these columns. {'. '.join(said)}.",
@@ -106,7 +106,7 @@ def say(notes: list[Note], verbose: int) -> None:
         )
 
 
-def _named(notes: list[Note]) -> str:
+def _list_names(notes: list[Note]) -> str:
     """Names of columns, of which the first few are listed."""
     names = ", ".join(repr(note.column) for note in notes[:MOST_NAMED])
     more = len(notes) - MOST_NAMED
