@@ -62,7 +62,7 @@ def test_an_epoch_that_fails_leaves_no_imputations_behind(name, monkeypatch):
 def test_a_trial_that_fails_loses(n_failing, monkeypatch):
     """It changes no rows that others start from, and where all fail the fit goes on without."""
     starts, train = [], EnergyNet.partial_fit
-    begin = ValidationFits._untrained
+    begin = ValidationFits._initial_candidate
 
     def noting(self, *args):
         found = begin(self, *args)
@@ -75,7 +75,7 @@ def test_a_trial_that_fails_loses(n_failing, monkeypatch):
             raise DivergenceError("as if it had diverged")
         return train(self, rows, *args, **kwargs)
 
-    monkeypatch.setattr(ValidationFits, "_untrained", noting)
+    monkeypatch.setattr(ValidationFits, "_initial_candidate", noting)
     monkeypatch.setattr(EnergyNet, "partial_fit", failing)
     monkeypatch.setattr("skebm.estimators.rbm.family.ENOUGH_STEPS", 20)
     model = RBMEstimator(categorical_features=[2], n_iter=20, random_state=0)

@@ -159,13 +159,13 @@ def test_a_single_large_weight_from_the_wider_base_does_not_decide():
 @pytest.fixture
 def temperatures(annealed, monkeypatch):
     """Numbers of temperatures by which log Z was annealed."""
-    seen, runs = [], safety._annealed
+    seen, runs = [], safety._anneal_from_bases
 
     def noted(*args):
         seen.append(args[3])
         return runs(*args)
 
-    monkeypatch.setattr(safety, "_annealed", noted)
+    monkeypatch.setattr(safety, "_anneal_from_bases", noted)
     return seen
 
 
