@@ -261,7 +261,13 @@ class Sampler(BaseEstimator, abc.ABC):
                 rates = None if last[1].rates is None else rates + last[1].rates
         state = last[0]
         check_end(state)
-        return state, StepInfo(acceptance / n_steps, None if rates is None else rates / n_steps)
+        info = StepInfo(acceptance / n_steps, None if rates is None else rates / n_steps)
+        self._check_run(info, n_steps * len(state.x))
+        return state, info
+
+    def _check_run(self, info: StepInfo, n_offers: int) -> None:
+        """Warn of a run of `n_offers` steps of a row that went badly; by default of none."""
+        return
 
     def trace(
         self,

@@ -186,11 +186,11 @@ class BipartitePath(AnnealingPath):
         if len(rbm.log_precision):
             return super().log_ratio(x, old, new)
         # Without widths all fields are those at 1 times beta, and the base cancels.
-        t = rbm.statistics(x)
-        field = torch.addmm(rbm.hidden_bias, t, rbm.weight.t())
+        field = rbm.hidden_field(x)
+        linear = rbm.statistics(x) @ (rbm.visible_bias - self.start_bias)
         self._cache = x, field
         after, before = (self.energy.log_sum(beta * field, beta) for beta in (new, old))
-        return ((new - old) * (t @ (rbm.visible_bias - self.start_bias)) + after - before).double()
+        return ((new - old) * linear + after - before).double()
 
     def _log_ratio_of_bits(self, x: Tensor, old: float, new: float) -> Tensor:
         """The same of a binary RBM, with one logarithm for many units at both temperatures."""

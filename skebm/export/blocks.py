@@ -127,7 +127,8 @@ def _next_of_all(graph: Graph, outputs: Sequence[int]) -> list[int | None]:
     dominance algorithm": of a graph without cycles one pass finds them.
     """
     end = len(graph.nodes)
-    found, readers = [end] * end, [[] for _ in range(end)]  # type: list[int], list[list[int]]
+    found = [end] * end
+    readers: list[list[int]] = [[] for _ in range(end)]
     for node in dependencies(graph, outputs):
         for k in graph.nodes[node][1]:
             readers[k].append(node)

@@ -144,8 +144,10 @@ def _tail_surprise(graph: Graph, tail: RankTail, values: Node) -> Node:
 
 def _are_steep(graph: Graph, tail: RankTail, values: Node) -> Node:
     """Whether nats of values, or of those beside, depend on what single precision lacks, (n,)."""
-    slopes = np.concatenate([[-1 / tail.scale], np.diff(tail.nats) / np.diff(tail.values), [0.0]])
-    steep = np.abs(slopes) * OF_SINGLE > STATISTIC_OF_SINGLE
+    nats_a_unit = np.concatenate(
+        [[-1 / tail.scale], np.diff(tail.nats) / np.diff(tail.values), [0.0]]
+    )
+    steep = np.abs(nats_a_unit) * OF_SINGLE > STATISTIC_OF_SINGLE
     near = np.convolve(steep, [True, True, True], mode="same")
     place = graph.apply("searchsorted", tail.values, values, right=True)
     return graph.apply("take", near, place, axis=0)

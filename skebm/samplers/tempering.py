@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
 from numbers import Real as RealNumber
 from typing import Any
 
@@ -130,29 +129,18 @@ class ReplicaExchange(Sampler):
         by_pair = torch.stack(rates)
         return _coldest_state(states), StepInfo(by_pair.mean(), by_pair)
 
-    def run(
-        self,
-        energy: Energy,
-        x: Tensor | ChainState,
-        n_steps: int,
-        generator: torch.Generator,
-        beta: float | Sequence[float] | Tensor = 1.0,
-        clamp: Clamp | None = None,
-        n_warmup: int | None = None,
-    ) -> tuple[ChainState, StepInfo]:
-        """As :meth:`Sampler.run`, with a warning where neighbours hardly ever exchange rows."""
-        state, info = super().run(energy, x, n_steps, generator, beta, clamp, n_warmup)
+    def _check_run(self, info: StepInfo, n_offers: int) -> None:
+        """Warn where neighbours hardly ever exchange rows."""
         assert info.rates is not None
         pair = int(info.rates.argmin())
         rate = float(info.rates[pair])
-        if rate < LEAST_RATE and n_steps * len(state.x) >= ENOUGH_OFFERS:
+        if rate < LEAST_RATE and n_offers >= ENOUGH_OFFERS:
             warn(
-                f"Rungs {pair} and {pair + 1} of {len(state.aux)} exchange rows at a rate of "
+                f"Rungs {pair} and {pair + 1} of {len(info.rates) + 1} exchange rows at a rate of "
                 f"{rate:.2g}: rows of the last one come from later ones alone.",
                 SamplingWarning,
                 (self._remedy,),
             )
-        return state, info
 
     def _log_exchange_ratio(
         self, hot: Any, cold: Any, a: ChainState, b: ChainState, beta: float
