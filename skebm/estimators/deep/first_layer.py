@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import numpy as np
 import torch
+from sklearn.base import clone
+from sklearn.frozen import FrozenEstimator
 from torch import Tensor
 
-from skebm._validation import check_random_state
+from skebm._validation import check_is_fitted, check_random_state
 from skebm.base import Batch, sampling
 from skebm.base.processes import collect_warnings
 from skebm.base.torchtools import softplus
@@ -43,8 +46,11 @@ N_DRAWS, N_STEPS = 500, 100
 MOST_STATES = 3e7
 # Temperatures from the first layer to the machine, and draws of it from which chains may go on.
 N_BETAS, N_KEPT = 30, 100
+# Settings by which rows are read, of an RBM as of the machine.
+SAME = ("visible", "categorical_features", "device", "dtype")
 # Settings of an RBM that a deep machine has, too.
 SHARED = (
+    *SAME,
     "learning_rate",
     "batch_size",
     "n_iter",
@@ -53,11 +59,7 @@ SHARED = (
     "centering",
     "penalty",
     "optimizer",
-    "visible",
-    "categorical_features",
     "sampler",
-    "device",
-    "dtype",
 )
 
 
@@ -89,32 +91,87 @@ class FirstLayer(NamedTuple):
         return bool(self.net.interrupted_)
 
 
+def rbm_of_first_layer(estimator: Any, n_units: int) -> RBMEstimator:
+    """The estimator of the first layer: with the machine's settings, or that of `pretraining`.
+
+    `ValueError` if the latter has other units, columns or types than the machine.
+    """
+    asked = estimator.pretraining
+    if isinstance(asked, str):
+        given = {name: getattr(estimator, name) for name in SHARED}
+        # Callbacks are told of the training of the machine alone.
+        net_params = (estimator.net_params or {}).items()
+        given["net_params"] = {k: v for k, v in net_params if not k.startswith("callbacks")} or None
+        return RBMEstimator(n_units, partition=None, **given)
+    rbm = asked.estimator if isinstance(asked, FrozenEstimator) else asked
+    if not isinstance(rbm, RBMEstimator) or rbm.hidden != "binary":
+        raise ValueError(
+            f"pretraining={asked} is no RBM with binary hidden units: pass an RBMEstimator with "
+            'hidden="binary", or a FrozenEstimator of a fitted one.'
+        )
+    for name in (*SAME, *(() if estimator.base == "auto" else ("base",))):
+        own, other = getattr(estimator, name), getattr(rbm, name)
+        if own is not other and not np.array_equal(own, other):
+            raise ValueError(
+                f"pretraining has {name}={other!r} where the machine has {name}={own!r}: set both "
+                "to the same."
+            )
+    if rbm is not asked:
+        check_is_fitted(rbm)
+        _check_number(rbm.components_.shape[0], n_units)
+        return rbm
+    if rbm.n_components != "auto":
+        _check_number(rbm.n_components, n_units)
+    found: RBMEstimator = clone(rbm).set_params(n_components=n_units, partition=None)
+    return found
+
+
+def _check_number(n: Any, n_units: int) -> None:
+    """`ValueError` unless the first layer has the units that it is to have."""
+    if n != n_units:
+        raise ValueError(
+            f"pretraining has {n} hidden units where hidden_layer_sizes has {n_units} first: set "
+            "both to the same."
+        )
+
+
 def fit_first_layer(estimator: Any, n_units: int, table: Table, rows: Rows) -> FirstLayer:
-    """Train an RBM as `RBMEstimator` does, on rows of the columns alone.
+    """The RBM of `rbm_of_first_layer`, trained on rows of the columns alone; a frozen one as it is.
 
     Rows that guard its training also guard that of the deep machine. If there are none, as with
     exact learning, the rows that guard the machine are among those that the RBM has seen, which
     makes it harder for the machine to be better. An interrupted RBM keeps its weights.
     """
-    given = {name: getattr(estimator, name) for name in SHARED}
-    # Callbacks are told of the training of the machine alone.
-    net_params = (estimator.net_params or {}).items()
-    given["net_params"] = {k: v for k, v in net_params if not k.startswith("callbacks")} or None
-    rbm = RBMEstimator(n_units, partition=None, **given)
-    seed = draw_seed(estimator.random_state_)
-    # With a number as the seed it is the RBM that `RBMEstimator` makes of that number.
-    is_number = isinstance(estimator.random_state, Integral)
-    rbm.random_state_ = check_random_state(estimator.random_state if is_number else seed)
-    with collect_warnings():  # of a start, which is trained further
-        net, train = rbm._start(rows, table, None, streaming=False)
-        recipe = rbm._recipe
-        guard_seed = seed if recipe.guard_seed is None else recipe.guard_seed
-        net.completion_ = functools.partial(recipe.family.complete, recipe)
-        net.partial_fit(train)
-        recipe = recipe.after_training(net, rows)
+    rbm, seed = rbm_of_first_layer(estimator, n_units), draw_seed(estimator.random_state_)
+    if isinstance(estimator.pretraining, FrozenEstimator):
+        recipe, net, train = rbm._recipe, rbm.net_, rows
+        if not table.encodes_as(recipe.table):
+            raise ValueError(
+                "X has other columns, or columns of another range, than the rows of the fitted RBM "
+                "of pretraining: pass the RBM unfitted, or fit it to X."
+            )
+    else:
+        recipe, net, train = _trained(rbm, estimator.random_state, seed, table, rows)
+    guard_seed = seed if recipe.guard_seed is None else recipe.guard_seed
     some = torch.arange(min(N_FIRST, len(train)), device=train.device)
     generator = torch.Generator(rows.device).manual_seed(net.seed_)
     return FirstLayer(recipe, net, train.take(some), draws_of(net, generator), guard_seed)
+
+
+def _trained(
+    rbm: RBMEstimator, random_state: Any, seed: int, table: Table, rows: Rows
+) -> tuple[Any, EnergyNet, Rows]:
+    """Recipe and net of an RBM trained on rows, and those of them that do not guard it."""
+    # With a number as the seed it is the RBM that `RBMEstimator` makes of that number.
+    own = random_state if rbm.random_state is None else rbm.random_state
+    is_number = isinstance(own, Integral)
+    rbm.random_state_ = check_random_state(own if is_number else seed)
+    with collect_warnings():  # of a start, which is trained further
+        net, train = rbm._start(rows, table, None, streaming=False)
+        recipe = rbm._recipe
+        net.completion_ = functools.partial(recipe.family.complete, recipe)
+        net.partial_fit(train)
+        return recipe.after_training(net, rows), net, train
 
 
 @torch.no_grad()

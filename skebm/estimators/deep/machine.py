@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from sklearn.frozen import FrozenEstimator
 from torch import Tensor, nn
 
 from skebm._validation import Interval, StrOptions, check_is_fitted, torch_dtype_of
@@ -42,6 +43,7 @@ from skebm.estimators.deep.module import sigmoid_network
 from skebm.estimators.deep.rows import HiddenEntries
 from skebm.estimators.rbm.choice import BaseChoice, ValidationFits
 from skebm.estimators.rbm.drawing import LayersDensityMixin
+from skebm.estimators.rbm.estimator import RBMEstimator
 from skebm.estimators.rbm.family import FEWEST_ROWS, GIVEN
 from skebm.estimators.rbm.missing import hidden_means
 from skebm.estimators.tables.bases import (
@@ -102,14 +104,17 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
         1 shows a progress bar.
     random_state : int, RandomState instance or None, default=None
         Seed of the weights, the shuffling and the chains; global generators are not used.
-    pretraining : {"auto", "first-layer", "layerwise"} or None, default="auto"
+    pretraining : str, RBMEstimator, FrozenEstimator or None, default="auto"
         Start of the joint training. ``"first-layer"``: the RBM of the first layer, trained as
-        :class:`RBMEstimator` is, below which the machine never ends (see Notes). ``"auto"`` is that
-        with 200 rows or more, and None with fewer. None: random weights. ``"layerwise"``: RBMs of
-        neighbouring layers are trained first, from below, each for a fifth of the epochs. Meanwhile
-        the upward weights of the first and the downward weights of the last are doubled; the
-        weights of those in between are halved afterwards [1]_. Upper layers then depend more on x,
-        but with the default layers likelihood bounds were no higher on four data sets.
+        :class:`RBMEstimator` is by the settings of the machine, below which the machine never ends
+        (see Notes). An :class:`RBMEstimator` is that RBM by settings of its own, which can be
+        searched over by ``pretraining__<name>``; a :class:`sklearn.frozen.FrozenEstimator` of one
+        that was fitted to such rows is used as it is. ``"auto"``: ``"first-layer"`` with 200 rows
+        or more, and None with fewer. None: random weights. ``"layerwise"``: RBMs of neighbouring
+        layers are trained first, from below, each for a fifth of the epochs. Meanwhile the upward
+        weights of the first and the downward weights of the last are doubled; the weights of those
+        in between are halved afterwards [1]_. Upper layers then depend more on x, but with the
+        default layers likelihood bounds were no higher on four data sets.
     mean_field : MeanField or None, default=None
         Tolerance and steps of mean field and the number of importance weights; None is
         ``MeanField()``. Its parameters can be searched over by ``mean_field__<name>``.
@@ -233,7 +238,12 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
     _parameter_constraints: dict = DENSITY_CONSTRAINTS | {
         "hidden_layer_sizes": ["array-like", Interval(Integral, 1, None, closed="left")],
         "learning_rate": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
-        "pretraining": [StrOptions({"auto", FIRST_LAYER, "layerwise"}), None],
+        "pretraining": [
+            StrOptions({"auto", FIRST_LAYER, "layerwise"}),
+            RBMEstimator,
+            FrozenEstimator,
+            None,
+        ],
         "mean_field": [MeanField, None],
         "chains": [Persistent, FromData, None],
         "base": [StrOptions({"auto", *COLUMN_BASES}), Distribution],
@@ -378,8 +388,8 @@ class DeepBoltzmannMachine(LayersDensityMixin, BaseDensity):
             return None
         if self.pretraining == "auto":
             return FIRST_LAYER if len(rows) >= FEWEST_ROWS else None
-        start: str | None = self.pretraining
-        return start
+        start: Any = self.pretraining
+        return start if start is None or isinstance(start, str) else FIRST_LAYER
 
     @property
     def _n_features_out(self) -> int:

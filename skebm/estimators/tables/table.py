@@ -126,6 +126,19 @@ class Table:
 
     # ---------------------------------------------------------------- what rows are
 
+    def encodes_as(self, other: Table) -> bool:
+        """Whether rows of X are the same entries, in the same units, by both."""
+        own, its = ((t.coding and (t.coding.levels, t.coding.names)) for t in (self, other))
+        if own != its or len(self.blocks) != len(other.blocks):
+            return False
+        for a, b in zip(self.blocks, other.blocks, strict=True):
+            if type(a) is not type(b) or (list(a.columns), a.domain) != (list(b.columns), b.domain):
+                return False
+            probe, before = np.eye(2, len(a.columns)), np.zeros((2, len(self.widths)))
+            if not np.array_equal(a.to_energy(probe, before), b.to_energy(probe, before)):
+                return False
+        return True
+
     def block(self, kind: type[B]) -> B | None:
         """The first block of a kind; None if there is none."""
         return next((block for block in self.blocks if isinstance(block, kind)), None)

@@ -7,13 +7,18 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.base import clone
 from sklearn.datasets import load_digits
+from sklearn.exceptions import NotFittedError
+from sklearn.frozen import FrozenEstimator
+from sklearn.linear_model import LogisticRegression
 from skorch.callbacks import Callback
 
 from skebm import DeepBoltzmannMachine, RBMEstimator
 from skebm.distributions import IndependentBernoulli
 from skebm.energies import BernoulliDBM, annealing_path
 from skebm.energies.path import FirstLayerPath
+from skebm.estimators import Subspace
 from skebm.estimators.base import LogZ
 from skebm.estimators.deep import first_layer as module
 from skebm.estimators.deep.first_layer import enumerated_first_layer, fit_first_layer
@@ -189,6 +194,56 @@ def test_the_first_layer_is_the_rbm_of_the_same_seed(monkeypatch, kind, seed):
     first = kept[0]
     assert first.recipe.base_name == rbm._recipe.base_name
     assert_array_equal(first.net.module_.energy.weight.detach(), rbm.components_)
+
+
+OWN = {"learning_rate": 0.2, "n_iter": 20, "base": "independent", "random_state": 3}
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_first_layer_may_be_an_rbm_with_settings_of_its_own(frozen):
+    X = rows()
+    rbm = RBMEstimator(3, **OWN).fit(X)
+    given = FrozenEstimator(rbm) if frozen else RBMEstimator(**OWN)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = clone(machine((3, 2), learning_rate=0.02, n_iter=2, pretraining=given)).fit(X)
+    assert_allclose(model.energy_.first_weight[:, :6], rbm.components_, rtol=1e-6)
+    assert model.n_iter_ == 2
+    assert (model.score_samples(X) - rbm.score_samples(X)).mean() > -0.01
+
+
+def test_settings_of_the_first_layer_can_be_searched_over():
+    model = machine((3, 2), pretraining=RBMEstimator(**OWN)).set_params(pretraining__n_iter=1)
+    assert model.pretraining.n_iter == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "base", "said"),
+    [
+        (RBMEstimator(4), "auto", "4 hidden units"),
+        (RBMEstimator(3, hidden=Subspace()), "auto", "hidden"),
+        (RBMEstimator(3, dtype="float64"), "auto", "dtype"),
+        (RBMEstimator(3, base="chow-liu"), "independent", "base"),
+        (FrozenEstimator(LogisticRegression()), "auto", "RBMEstimator"),
+    ],
+)
+def test_first_layers_that_cannot_be_are_refused(given, base, said):
+    with pytest.raises(ValueError, match=said):
+        machine((3, 2), base=base, pretraining=given).fit(rows())
+
+
+def test_first_layers_of_other_rows_are_refused():
+    model = machine((3, 2), pretraining=FrozenEstimator(RBMEstimator(3)))
+    with pytest.raises(NotFittedError):
+        model.fit(rows())
+    params = {"n_iter": 2, "base": "independent"}
+    numbers = np.random.default_rng(0).normal(size=(300, 6))
+    for other, X in ((rows()[:, :5], rows()), (numbers, 3 * numbers)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            rbm = RBMEstimator(3, **params).fit(other)
+        with pytest.raises(ValueError, match="other columns"):
+            model.set_params(pretraining=FrozenEstimator(rbm)).fit(X)
 
 
 @pytest.mark.parametrize("learning", [{}, {"learning_rate": 0.05}, only_full({"n_iter": 3})])
