@@ -66,6 +66,15 @@ class Bins(NamedTuple):
         return torch.searchsorted(self.edges, x.t().contiguous()).to(torch.uint8)
 
 
+def divided_columns(codes: Tensor, least: int) -> Tensor:
+    """Columns of bins (d, n) that some edge divides so that each side has `least` rows, (k,)."""
+    n = codes.shape[1]
+    if not 1 <= least <= n - least:
+        return torch.arange(0, device=codes.device)
+    low, high = codes.kthvalue(least, 1).values, codes.kthvalue(n - least + 1, 1).values
+    return (low < high).nonzero().ravel()
+
+
 def _between(values: Tensor, some: Tensor) -> Tensor:
     """Numbers halfway from some of the increasing values, all but the last, to the next value."""
     half = (values[1:] + values[:-1]) / 2

@@ -8,7 +8,7 @@ import torch
 from sklearn.tree import DecisionTreeRegressor
 
 from skebm.energies import TreeSum
-from skebm.energies.trees import Bins, Growth, grow_tree
+from skebm.energies.trees import Bins, Growth, divided_columns, grow_tree
 from tests.support.oracle import DOUBLE, seeded
 from tests.support.tiers import only_full
 
@@ -159,3 +159,16 @@ def test_a_tree_of_bits_does_not_depend_on_empty_bins():
     for one, other in zip(*trees, strict=True):
         np.testing.assert_array_equal(one, other)
     assert len(trees[0].value) > 4
+
+
+@pytest.mark.parametrize("least", [1, 3, 10])
+def test_columns_are_divided_where_an_edge_has_enough_rows_on_both_sides(least):
+    generator = seeded(0)
+    rare = torch.rand(40, 30, generator=generator) < torch.rand(30, generator=generator) ** 3
+    codes = (rare * torch.randint(0, 4, (40, 30), generator=generator)).to(torch.uint8)
+    sides = torch.stack([(codes <= edge).sum(0) for edge in range(4)])
+    divided = (torch.minimum(sides, 40 - sides) >= least).any(0)
+    assert 0 < int(divided.sum()) < 30
+    found = divided_columns(codes.t().contiguous(), least)
+    assert found.tolist() == divided.nonzero().ravel().tolist()
+    assert not len(divided_columns(codes.t().contiguous(), 21))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from skebm.base.objective import effective_count, weighted_mean
 from skebm.distributions import Distribution
-from skebm.energies.trees import Bins, Growth, Tree, TreeSum, grow_tree
+from skebm.energies.trees import Bins, Growth, Tree, TreeSum, divided_columns, grow_tree
 
 # Draws of the model in a round: for each row, and at least and at most in all.
 DRAWS_PER_ROW, FEWEST_DRAWS, MOST_DRAWS = 20, 20_000, 100_000
@@ -34,6 +34,9 @@ MOST_PROPOSALS = 10
 TREES_OF_ROUND, PATIENCE, LEAST_GAIN = 100, 30, 0.002
 # Effective share of the draws of the base from which on those of the model are resampled of them.
 LEAST_SHARE = 0.01
+# Training rows on each side of an edge of a column, from which on trees may divide it: a level that
+# hardly occurs says nothing of other rows, and a column of names has thousands.
+FEWEST_APART = 5
 # Rows whose trees are evaluated at a time.
 BLOCK = 4096
 
@@ -254,7 +257,8 @@ def _effective_share(weight: Tensor) -> float:
 class _Classes:
     """Rows and draws of the model, two classes, and the log density ratio of the trees so far.
 
-    Each tree is grown on the next ones of each class, in an order that is random.
+    Each tree is grown on the next ones of each class, in an order that is random, and on the
+    columns in which enough rows differ.
     """
 
     def __init__(
@@ -269,7 +273,8 @@ class _Classes:
         n, m, device = len(rows.x), len(draws), rows.x.device
         order = torch.randperm(n, generator=generator, device=device)
         self.codes = bins.codes(torch.cat([rows.x[order], draws]))
-        self.by_row = self.codes.t().contiguous()
+        self.columns = divided_columns(self.codes[:, :n], min(FEWEST_APART, n // 2))
+        self.by_row = self.codes[self.columns].t().contiguous()
         weight = rows.weight.double()[order]
         self.weight = torch.cat([weight, weight.new_full((m,), float(weight.sum()) / m)])
         self.log_ratio = torch.zeros(n + m, dtype=torch.float64, device=device)
@@ -287,7 +292,8 @@ class _Classes:
         curvature = weight_of_both * wrong_of_both * (1 - wrong_of_both)
         codes = torch.cat(self._parts(self.by_row, rows, draws))
         tree = grow_tree(codes, grad, curvature, self.settings.growth)
-        tree = tree._replace(value=tree.value * self.settings.learning_rate)
+        column = self.columns.cpu().numpy()[tree.column]
+        tree = tree._replace(column=column, value=tree.value * self.settings.learning_rate)
         self.log_ratio += tree.values(self.codes)
         self.n_trees += 1
         of_rows, of_draws = self._parts(self.log_ratio, rows, draws)

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -72,6 +73,18 @@ def test_rows_of_the_base_gain_nothing():
     draws = base.sample(20_000, seeded(3))
     f = -found.trees(draws)
     assert float(f.mean() - (f.logsumexp(0) - math.log(len(f)))) > -0.02
+
+
+def test_levels_that_hardly_occur_divide_no_rows():
+    """Bits that are one in three of 1,000 rows, as levels of a column of names are."""
+    rows = torch.cat([pairs(1000, 0), torch.zeros(1000, 300, dtype=DOUBLE)], 1)
+    place = torch.arange(900) % 300 + 4
+    rows[torch.arange(900), place] = 1.0
+    base = IndependentBernoulli(torch.logit(rows.mean(0)))
+    found = boost(base, sample(rows), sample(rows[:200]), QUICK, seeded())
+    arrays = found.trees.arrays()
+    assert set(arrays["column"][np.isfinite(arrays["threshold"])].ravel()) == {0, 1, 2, 3}
+    assert found.gain > 0.5
 
 
 def test_weights_count_but_not_their_scale():
