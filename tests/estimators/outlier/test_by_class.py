@@ -22,7 +22,7 @@ from skebm.base import DataWarning, SettingWarning
 from skebm.energies import MLP
 from skebm.estimators.outlier.thresholds import ClassThresholds, ConformalThreshold
 from skebm.export import ExportError, to_numpy
-from skebm.inspection import DetectorROCDisplay, PValueDisplay
+from skebm.inspection import DetectorROCDisplay, PValueDisplay, report
 from skebm.partition import ImportanceSampling
 from tests.support.tiers import full
 
@@ -297,6 +297,16 @@ def test_what_knows_one_threshold_alone_says_so():
         PValueDisplay.from_estimator(fitted, X)
     mine = fitted.estimator_.predict(X) == "cat"
     PValueDisplay.from_p_values(fitted.p_values(X[mine]), fitted.n_calibration_[1])
+
+
+@full
+def test_a_report_tells_of_several_thresholds():
+    fitted = of_iris()
+    found = report(fitted, X, X)
+    assert not found.not_said
+    p = fitted.p_values(X)
+    for level, share in found.facts["detection"]["p_values"].items():
+        assert share == pytest.approx(np.mean(p <= float(level) + 1e-12), abs=1e-3)
 
 
 def test_curves_of_margins_that_are_infinite():
