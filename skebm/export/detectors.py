@@ -17,7 +17,7 @@ from skebm.estimators.outlier.surprise import (
     RankTail,
     UnseenValues,
 )
-from skebm.estimators.outlier.thresholds import ConformalThreshold
+from skebm.estimators.outlier.thresholds import ClassThresholds, ConformalThreshold
 from skebm.estimators.queries.densities import last_step, log_normaliser
 from skebm.export.columns import InputColumns
 from skebm.export.graph import ExportError, Graph, Node
@@ -251,6 +251,11 @@ def detector_outputs(
 ) -> Outputs:
     """The statistic, its threshold, and p-values of a detector."""
     statistic = model._param("statistic")
+    if isinstance(model._threshold, ClassThresholds):
+        raise ExportError(
+            "Thresholds by class have no translation: fit the detector with by_class=False, or "
+            "score rows in Python."
+        )
     outputs = [outputs_of(graph, one, frame) for one in model.estimators_]
     pairs = list(zip(outputs, model.estimators_, strict=True))
     values = [_statistic(statistic, found, one) for found, one in pairs]

@@ -488,7 +488,7 @@ def test_conformal_p_values_weigh_the_calibration_rows():
     assert p == pytest.approx(expected)
     assert np.array_equal(threshold.margin([new]) < 0, p <= 0.2)
     assert threshold.false_alarm_bound == pytest.approx(max(p[p <= 0.2]))
-    more = threshold.with_reference_rows(np.array([3.0, 3.0]), 0.2)
+    more = threshold.with_reference_rows([np.array([3.0, 3.0])], 0.2)
     again = ConformalThreshold.fit([np.append(values, [3.0, 3.0])], 0.2, np.append(w, [1, 1]))
     assert more.p_values([new]) == pytest.approx(again.p_values([new]))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from copy import deepcopy
 from numbers import Integral, Real
 from typing import Any, cast
@@ -66,13 +65,16 @@ from skebm.estimators.outlier.reasons.explanations import Explanation
 from skebm.estimators.outlier.reasons.reference import encode_sample, sharp_density
 from skebm.estimators.outlier.statistics import (
     STATISTICS,
+    check_is_classifier,
     check_offers,
+    class_numbers,
     default_statistic,
     measure,
     needs_classes,
 )
 from skebm.estimators.outlier.thresholds import (
     DEFAULT_LEVEL,
+    ClassThresholds,
     ConformalThreshold,
     QuantileThreshold,
     Threshold,
@@ -176,7 +178,8 @@ class EnergyOutlierDetector(
         (`false_alarm_bound_`); in practice the rate is mostly near the level or below.
     calibration_fraction : float in (0, 1) or "auto", default="auto"
         Fraction of the rows that ``"conformal"`` holds out. ``"auto"`` is a quarter, or more (at
-        most a half) if that is fewer than ``10 / contamination`` rows.
+        most a half) if that is fewer than ``10 / contamination`` rows, with `by_class` that number
+        for each class.
     cv : int or cross-validation splitter, default=5
         Folds of ``"cross-conformal"``; a splitter must leave out every row once.
     trim : float in (0, 0.5), "auto" or None, default=None
@@ -191,6 +194,14 @@ class EnergyOutlierDetector(
         Whether the estimator is already fitted. `fit` then only sets the threshold, with all rows
         given: with ``"conformal"``, the estimator must not have been fitted to these rows. A
         :class:`sklearn.frozen.FrozenEstimator` has the same effect.
+    by_class : bool, default=False
+        Whether ``"conformal"`` compares a row with those calibration rows alone to which the fitted
+        classifier gives the same class, so that the rate of false alarms is at most `contamination`
+        among the normal rows of each predicted class k, :math:`P(p(x) \le \alpha \mid
+        \hat y(x) = k) \le \alpha`, and not on average over them alone (label-conditional or
+        Mondrian conformal prediction, with the predicted class in place of the label [1]_). The
+        calibration needs no `y`. Each class needs ``1 / contamination - 1`` calibration rows: with
+        fewer, its rows cannot be outliers, which a warning says.
     random_state : int, RandomState instance or None, default=None
         Seed of the split, and of every ``random_state`` of the estimator that is None.
     n_jobs : int or None, default=None
@@ -210,8 +221,8 @@ class EnergyOutlierDetector(
         The fitted estimator; not available with ``"cross-conformal"``.
     estimators_ : list of estimators
         The fitted estimators: one, or one for each fold with ``"cross-conformal"``.
-    offset_ : float
-        Threshold of `predict` in the units of `score_samples`.
+    offset_ : float, or ndarray of shape (n_classes,) with `by_class`
+        Threshold of `predict` in the units of `score_samples`, -inf for a class without outliers.
     contamination_ : float
         The level in use.
     n_trimmed_ : int
@@ -222,11 +233,11 @@ class EnergyOutlierDetector(
         counted, and a `lower` and an `upper` bound, each with an error of 5 %; means over folds.
         The bounds suppose that normal rows have a tail that is at most exponential in the log of
         their distance from the bulk.
-    n_calibration_ : int
-        Number of rows with which new rows are compared.
+    n_calibration_ : int, or ndarray of shape (n_classes,) with `by_class`
+        Number of rows with which new rows are compared; of each class of ``estimator_.classes_``.
     false_alarm_bound_ : float
         Proven bound on the probability, over fits and rows, that a new normal row is classified as
-        an outlier; nan with ``"quantile"``, which has none.
+        an outlier, of any class with `by_class`; nan with ``"quantile"``, which has none.
     n_features_in_, feature_names_in_ : int, ndarray of shape (n_features,)
 
     See Also
@@ -239,7 +250,8 @@ class EnergyOutlierDetector(
     The guarantee holds for normal rows drawn from the distribution of the calibration rows,
     independently of them (exchangeability is enough), and for the rate averaged over fits; the rate
     of one fit varies around it with a standard deviation of about
-    :math:`\sqrt{\alpha (1 - \alpha) / n}` for n calibration rows (a Beta distribution). Anomalies
+    :math:`\sqrt{\alpha (1 - \alpha) / n}` for n calibration rows (a Beta distribution), those of a
+    class with `by_class`. Anomalies
     among the calibration rows lower the rate of false alarms and the power of the detector. `y` is
     used only as the classes of a classifier; scorers such as ``"roc_auc"`` need labels that are
     higher for normal rows, as +1 and -1.
@@ -257,6 +269,9 @@ class EnergyOutlierDetector(
 
     References
     ----------
+    .. [1] Vovk, Gammerman and Shafer (2005), "Algorithmic learning in a random world", section 4.5;
+       Vovk (2013), "Conditional validity of inductive conformal predictors", Machine Learning 92.
+
     Laxhammar and Falkman (2010), "Conformal prediction for distribution-independent anomaly
     detection in streaming vessel data". Bates, Candès, Lei, Romano and Sesia (2023), "Testing for
     outliers with conformal p-values", Annals of Statistics 51. Barber, Candès, Ramdas and
@@ -301,6 +316,7 @@ class EnergyOutlierDetector(
         "cv": [Interval(Integral, 2, None, closed="left"), "cv_object"],
         "trim": [Interval(Real, 0, 0.5, closed="neither"), StrOptions({"auto"}), None],
         "prefit": ["boolean"],
+        "by_class": ["boolean"],
         "random_state": ["random_state"],
         "n_jobs": N_JOBS,
         "verbose": ["verbose"],
@@ -318,6 +334,7 @@ class EnergyOutlierDetector(
         cv=5,
         trim=None,
         prefit=False,
+        by_class=False,
         random_state=None,
         n_jobs=None,
         verbose=0,
@@ -330,6 +347,7 @@ class EnergyOutlierDetector(
         self.cv = cv
         self.trim = trim
         self.prefit = prefit
+        self.by_class = by_class
         self.random_state = random_state
         self.n_jobs = n_jobs
         self.verbose = verbose
@@ -405,15 +423,27 @@ class EnergyOutlierDetector(
         self._fitted_params = {
             name: getattr(self, name) for name in ("method", "contamination")
         } | {"statistic": statistic}
-        if self.method == "quantile":
-            threshold: Threshold = QuantileThreshold.fit(values[0], self.contamination, weight)
-        else:
-            if weight is not None and held_out[0] is not None:
-                copies = Copies(*distinct_rows_of(X))
-                weight = copies.weights(weight)[held_out[0]]
-            threshold = ConformalThreshold.fit(values, self.contamination, weight)
-        self._set_threshold(threshold)
+        self._set_threshold(self._fit_threshold(values, X, held_out[0], weight))
         return self
+
+    def _fit_threshold(
+        self, values: list[np.ndarray], X: Any, rows: np.ndarray | None, weight: np.ndarray | None
+    ) -> Threshold:
+        """The threshold by the statistic of the rows, of those held out if they are not None."""
+        if self.method == "quantile":
+            return QuantileThreshold.fit(values[0], self.contamination, weight)
+        if weight is not None and rows is not None:
+            weight = Copies(*distinct_rows_of(X)).weights(weight)[rows]
+        if not self._is_by_class:
+            return ConformalThreshold.fit(values, self.contamination, weight)
+        (model,) = self.estimators_
+        values = [*values, measure(class_numbers, model, X, rows)]
+        return ClassThresholds.fit(values, len(model.classes_), self.contamination, weight)
+
+    @property
+    def _is_by_class(self) -> bool:
+        """Whether the next `fit` sets a threshold for each class."""
+        return self.by_class and self.method == "conformal"
 
     @property
     def _takes_fitted(self) -> bool:
@@ -422,7 +452,11 @@ class EnergyOutlierDetector(
 
     def _without_effect(self) -> dict[str, str]:
         """Parameters that the method does not use, each with the reason."""
-        uses = {"cv": "cross-conformal", "calibration_fraction": "conformal"}
+        uses = {
+            "cv": "cross-conformal",
+            "calibration_fraction": "conformal",
+            "by_class": "conformal",
+        }
         found = {
             name: f'method="{self.method}" does not use it (method="{method}" does)'
             for name, method in uses.items()
@@ -449,8 +483,14 @@ class EnergyOutlierDetector(
         if unused:
             raise ValueError(f"A fitted estimator is not fitted again, so {unused} has no effect.")
         check_is_fitted(self.estimator)
-        check_offers(self._statistic(), self.estimator)
+        self._check_offers(self.estimator)
         return self.estimator
+
+    def _check_offers(self, estimator: Any) -> None:
+        """Raise `TypeError` for an estimator without the statistic, or without classes for it."""
+        if self._is_by_class:
+            check_is_classifier(estimator)
+        check_offers(self._statistic(), estimator)
 
     def _fit_models(
         self,
@@ -462,7 +502,7 @@ class EnergyOutlierDetector(
     ) -> tuple[list[Any], list[Any]]:
         """Fitted estimators, and for each the rows with which new rows are compared."""
         estimator = self._estimator()
-        check_offers(self._statistic(), estimator)
+        self._check_offers(estimator)
         if not needs_classes(estimator):
             y = None
         elif y is None:
@@ -470,7 +510,7 @@ class EnergyOutlierDetector(
                 f"{type(estimator).__name__} needs classes, but the target y is None: it requires "
                 "y to be passed."
             )
-        splits = self._splits(X, weight, random)
+        splits = self._splits(X, y, weight, random)
         counting = None  # rows that the default encoder of columns sees, where not all
         if self.estimator is None:
             params = params_of_default(params)
@@ -512,7 +552,7 @@ class EnergyOutlierDetector(
         return default_statistic(self._estimator())
 
     def _splits(
-        self, X: Any, weight: np.ndarray | None, random: np.random.RandomState
+        self, X: Any, y: Any, weight: np.ndarray | None, random: np.random.RandomState
     ) -> list[Split]:
         """Rows to fit to and to hold out; raises if the latter are too few for the level.
 
@@ -526,6 +566,8 @@ class EnergyOutlierDetector(
         n = n_rows(X) if own else len(copies.first)
         if self.method == "conformal":
             level = DEFAULT_LEVEL if self.contamination == "auto" else self.contamination
+            if self._is_by_class:
+                level /= len(np.unique(np.asarray(y).astype(str)))  # labels of any kind
             n_calibration = n_calibration_rows(self.calibration_fraction, n, level)
             splits = [random_split(n, n_calibration, random)]
         else:
@@ -558,16 +600,21 @@ class EnergyOutlierDetector(
         """Set the threshold; warn if it is not at the requested level or not finite."""
         self._threshold, self.contamination_ = threshold, threshold.level
         if self._param("contamination") == "auto" and threshold.level > DEFAULT_LEVEL:
+            n = np.max(threshold.n_rows)
             warn(
-                f"contamination='auto' means {DEFAULT_LEVEL}, but {threshold.n_rows} calibration "
+                f"contamination='auto' means {DEFAULT_LEVEL}, but {n} calibration "
                 f"rows allow no level below {threshold.level:.3g}, which is used instead.",
                 SettingWarning,
             )
-        value = threshold.offset([0.0] * len(self.estimators_))
-        if not math.isfinite(value):
+        values = np.ravel(threshold.offset([0.0] * len(self.estimators_)))
+        if isinstance(threshold, ClassThresholds):
+            threshold.warn_of_few_rows(np.asarray(self.estimators_[0].classes_).tolist())
+            values = values[threshold.have_outliers]
+        infinite = values[~np.isfinite(values)]
+        if len(infinite):
             warn(
-                f"The threshold is {value}: more than {threshold.level:.3g} of the rows compared "
-                "with have that value, so they cannot be discriminated from outliers.",
+                f"The threshold is {infinite[0]}: more than {threshold.level:.3g} of the rows "
+                "compared with have that value, so they cannot be discriminated from outliers.",
                 DataWarning,
             )
 
@@ -592,7 +639,7 @@ class EnergyOutlierDetector(
         """
         if not self.__sklearn_is_fitted__():
             return self.fit(X, y)
-        (values,) = self._measure(open_table(X)[0])
+        values = self._measure(open_table(X)[0])
         self._set_threshold(
             self._threshold.with_reference_rows(values, self._param("contamination"))
         )
@@ -629,8 +676,8 @@ class EnergyOutlierDetector(
         return self.estimator_
 
     @property
-    def n_calibration_(self) -> int:
-        """Number of rows with which new rows are compared."""
+    def n_calibration_(self) -> int | np.ndarray:
+        """Number of rows with which new rows are compared; with `by_class` that of each class."""
         check_is_fitted(self)
         return self._threshold.n_rows
 
@@ -641,8 +688,8 @@ class EnergyOutlierDetector(
         return self._threshold.false_alarm_bound
 
     @property
-    def offset_(self) -> float:
-        """Threshold of `predict` in the units of `score_samples`."""
+    def offset_(self) -> float | np.ndarray:
+        """Threshold of `predict` in the units of `score_samples`; with `by_class` of each class."""
         check_is_fitted(self)
         if self._param("statistic") != "log_density":
             return self._threshold.offset([0.0] * len(self.estimators_))
@@ -670,9 +717,12 @@ class EnergyOutlierDetector(
             check_columns(self, X, reset=reset, table=self.estimator is None)
 
     def _measure(self, X: Any) -> list[np.ndarray]:
-        """Statistic of the rows by each estimator, (n,) each."""
+        """What the threshold compares: the statistic of rows by each estimator, (n,) each."""
         self._check_rows(X)
-        return [measure(self._param("statistic"), model, X) for model in self.estimators_]
+        found = [measure(self._param("statistic"), model, X) for model in self.estimators_]
+        if isinstance(self._threshold, ClassThresholds):
+            found.append(measure(class_numbers, self.estimators_[0], X))
+        return found
 
     def score_samples(self, X: Any) -> np.ndarray:
         """Statistic of each row, higher for more normal ones.
@@ -704,6 +754,9 @@ class EnergyOutlierDetector(
 
     def decision_function(self, X: Any) -> np.ndarray:
         """Statistic minus the threshold: negative for outliers. Needs no log Z.
+
+        With `by_class` the threshold is that of the predicted class, and the value is inf where no
+        row of the class can be an outlier.
 
         Parameters
         ----------
@@ -739,8 +792,9 @@ class EnergyOutlierDetector(
         """Conformal p-value of each row: small for outliers, at least ``1 / (n_calibration_ + 1)``.
 
         For a new normal row, P(p <= t) <= t for every t; with ``"cross-conformal"`` the bound is
-        about 2 t (see `false_alarm_bound_`). Ties increase the p-value, which is therefore
-        conservative.
+        about 2 t (see `false_alarm_bound_`). With `by_class` it holds given the predicted class, of
+        which `n_calibration_` is meant, and p is 1 where it has no calibration row. Ties increase
+        the p-value, which is therefore conservative.
 
         Parameters
         ----------
@@ -754,7 +808,7 @@ class EnergyOutlierDetector(
 
     def _p_values(self, X: Any) -> np.ndarray:
         values = self._measure(X)
-        return cast(ConformalThreshold, self._threshold).p_values(values)
+        return cast(ConformalThreshold | ClassThresholds, self._threshold).p_values(values)
 
     @available_if(_is_conformal)
     def select(self, X: Any, *, fdr: float = 0.1) -> np.ndarray:
@@ -762,8 +816,9 @@ class EnergyOutlierDetector(
 
         The procedure of Benjamini and Hochberg is applied to the p-values of the batch. With
         ``"conformal"``, the expected fraction of normal rows among those selected is at most `fdr`
-        times their fraction in the batch (Bates et al. 2023, theorem 2); for ``"cross-conformal"``
-        and for unequal weights nothing is proven.
+        times their fraction in the batch (Bates et al. 2023, theorem 2), also with `by_class`, as
+        p-values of rows of different predicted classes are independent given these; for
+        ``"cross-conformal"`` and for unequal weights nothing is proven.
 
         Parameters
         ----------
@@ -778,7 +833,7 @@ class EnergyOutlierDetector(
             True for outliers.
         """
         self._check_rows(X)
-        n = cast(ConformalThreshold, self._threshold).n_effective
+        n = cast(ConformalThreshold | ClassThresholds, self._threshold).n_effective
         check_fdr(fdr, n)
         return benjamini_hochberg(self.p_values(X), n, fdr)
 

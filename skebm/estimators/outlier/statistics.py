@@ -106,6 +106,34 @@ def check_offers(statistic: Any, estimator: Any) -> None:
         )
 
 
+def check_is_classifier(estimator: Any) -> None:
+    """Raise `TypeError` for an estimator that gives rows no class."""
+    if not is_classifier(estimator):
+        raise TypeError(
+            f"by_class=True compares rows with those that a classifier gives the same class, and "
+            f"{type(estimator).__name__} is none: pass a classifier, or by_class=False."
+        )
+
+
+def class_numbers(estimator: Any, X: Any) -> np.ndarray:
+    """Number of the class among ``classes_`` that a classifier gives to each row, (n,)."""
+    found = np.asarray(estimator.predict(X))
+    if found.ndim != 1:
+        raise ValueError(
+            f"{type(estimator).__name__} gives each row several labels, shape {found.shape}, where "
+            "by_class=True needs one class: pass by_class=False."
+        )
+    given, place = np.unique(found, return_inverse=True)
+    names = np.asarray(estimator.classes_).tolist()
+    unknown = [label for label in given.tolist() if label not in names]
+    if unknown:
+        raise ValueError(
+            f"{type(estimator).__name__} gives rows the class {unknown[0]!r}, which is none of its "
+            "classes_, so that they cannot be compared with others: pass by_class=False."
+        )
+    return np.array([names.index(label) for label in given.tolist()], dtype=np.int64)[place]
+
+
 def measure(statistic: Any, estimator: Any, X: Any, rows: np.ndarray | None = None) -> np.ndarray:
     """Statistic of each row, or of the given rows, (n,) in float64.
 

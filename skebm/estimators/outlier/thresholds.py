@@ -1,12 +1,14 @@
 """Thresholds of a statistic: a quantile of the training rows, or conformal calibration.
 
 Higher values of a statistic are more normal. Values come as a list with an array for each fitted
-model: one, or as many as there are folds in cross-conformal calibration.
+model: one, or as many as there are folds in cross-conformal calibration. Thresholds by class take
+the statistic of one model and the number of the class that it gives to each row.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +23,8 @@ from skebm.estimators.tables.gross import gross_of
 DEFAULT_LEVEL = 0.1
 # Differences held in memory at a time when rows are compared with calibration rows.
 MAX_PAIRS = 4_000_000
+# Classes that a warning names.
+MOST_NAMED = 5
 
 
 def difference(values: np.ndarray, reference: np.ndarray | float) -> np.ndarray:
@@ -34,8 +38,16 @@ def effective_rows(weight: np.ndarray) -> float:
     return float(weight.sum() / weight.max()) if weight.any() else 0.0
 
 
-def attainable_level(contamination: float | str, n: float) -> float:
-    """The level to use; raises `ValueError` if `n` calibration rows are too few to attain it."""
+def rows_needed(level: float) -> int:
+    """Number of calibration rows of which the smallest p-value is at most `level`."""
+    return math.ceil(1 / level - 1e-9) - 1
+
+
+def attainable_level(contamination: float | str, n: float, *, by_class: bool = False) -> float:
+    """The level to use; raises `ValueError` if `n` calibration rows are too few to attain it.
+
+    By class these are the rows of the largest class.
+    """
     if n == 0:
         raise ValueError("All rows that were held out for the calibration have weight 0.")
     least = 1 / (n + 1)
@@ -43,11 +55,14 @@ def attainable_level(contamination: float | str, n: float) -> float:
         return max(DEFAULT_LEVEL, least)
     level = float(contamination)
     if level < least * (1 - 1e-9):
+        whose, other = "", "method='cross-conformal', which calibrates with all"
+        if by_class:
+            whose, other = " in the largest class", "by_class=False"
         raise ValueError(
-            f"n_samples={n:g} calibration rows are too few for contamination={level:g}: the "
+            f"n_samples={n:g} calibration rows{whose} are too few for contamination={level:g}: the "
             f"smallest p-value is 1 / ({n:g} + 1) = {least:.3g}, so no row could ever be called an "
-            f"outlier. At least {math.ceil(1 / level - 1e-9) - 1} are needed: use more rows, a "
-            "larger calibration_fraction, or method='cross-conformal', which calibrates with all."
+            f"outlier. At least {rows_needed(level)} are needed: use more rows, a larger "
+            f"calibration_fraction, or {other}."
         )
     return level
 
@@ -62,6 +77,11 @@ def p_value_bound(k: Any, n: int, n_parts: int) -> Any:
     if n_parts == 1:
         return k / (n + 1)
     return np.minimum(1.0, 2 * (k - 1 + n_parts) / (n + n_parts))
+
+
+def with_ones(weight: np.ndarray | None, n: int) -> np.ndarray | None:
+    """Weights of rows and of `n` further ones of weight 1; None is 1 for all."""
+    return None if weight is None else np.concatenate([weight, np.ones(n)])
 
 
 class QuantileThreshold(NamedTuple):
@@ -88,13 +108,12 @@ class QuantileThreshold(NamedTuple):
         return cls(level, -upper_quantile(-judged, level, weight), reference, weight)
 
     def with_reference_rows(
-        self, values: np.ndarray, contamination: float | str
+        self, values: list[np.ndarray], contamination: float | str
     ) -> QuantileThreshold:
         """The threshold with further reference rows of weight 1."""
-        weight = self.weight
-        if weight is not None:
-            weight = np.concatenate([weight, np.ones(len(values))])
-        return self.fit(np.concatenate([self.reference, values]), contamination, weight)
+        (value,) = values
+        weight = with_ones(self.weight, len(value))
+        return self.fit(np.concatenate([self.reference, value]), contamination, weight)
 
     @property
     def n_rows(self) -> int:
@@ -131,23 +150,27 @@ class ConformalThreshold(NamedTuple):
         cls, parts: list[np.ndarray], contamination: float | str, weight: np.ndarray | None = None
     ) -> ConformalThreshold:
         """Calibrate with the rows of all parts at the level `contamination`."""
+        found = cls.of_rows(parts, weight)
+        return found._replace(level=attainable_level(contamination, found.n_effective))
+
+    @classmethod
+    def of_rows(
+        cls, parts: list[np.ndarray], weight: np.ndarray | None = None
+    ) -> ConformalThreshold:
+        """Calibrate with the rows of all parts, at a level that is still to be set."""
         if weight is None:
-            level = attainable_level(contamination, sum(map(len, parts)))
-            return cls(level, [np.sort(part) for part in parts])
+            return cls(math.nan, [np.sort(part) for part in parts])
         (part,) = parts
         order = np.argsort(part, kind="stable")
-        level = attainable_level(contamination, effective_rows(weight))
-        return cls(level, [part[order]], weight[order])
+        return cls(math.nan, [part[order]], weight[order])
 
     def with_reference_rows(
-        self, values: np.ndarray, contamination: float | str
+        self, values: list[np.ndarray], contamination: float | str
     ) -> ConformalThreshold:
         """The threshold with further calibration rows of weight 1, for a single part."""
-        (part,) = self.parts
-        weight = self.weight
-        if weight is not None:
-            weight = np.concatenate([weight, np.ones(len(values))])
-        return self.fit([np.concatenate([part, values])], contamination, weight)
+        (part,), (value,) = self.parts, values
+        weight = with_ones(self.weight, len(value))
+        return self.fit([np.concatenate([part, value])], contamination, weight)
 
     @property
     def n_rows(self) -> int:
@@ -163,7 +186,8 @@ class ConformalThreshold(NamedTuple):
     def _weight_below(self) -> np.ndarray:
         """Weight of the first 0, 1, ... rows in the order of the statistic, the largest being 1."""
         assert self.weight is not None
-        return np.concatenate([[0.0], np.cumsum(self.weight)]) / self.weight.max()
+        largest = self.weight.max(initial=0.0) or 1.0  # no rows, or none that counts
+        return np.concatenate([[0.0], np.cumsum(self.weight)]) / largest
 
     @property
     def n_below(self) -> int:
@@ -175,7 +199,9 @@ class ConformalThreshold(NamedTuple):
 
     @property
     def largest_p_value(self) -> float:
-        """The largest p-value of an outlier: `level`, rounded down to a possible p-value."""
+        """The largest p-value of an outlier: `level`, rounded down to a possible p-value, or 0."""
+        if self.n_below < 0:
+            return 0.0
         below = self.n_below if self.weight is None else self._weight_below[self.n_below]
         return float((below + 1) / (self.n_effective + 1))
 
@@ -186,7 +212,7 @@ class ConformalThreshold(NamedTuple):
             return self.largest_p_value
         n, n_parts = self.n_rows, len(self.parts)
         bound = float(p_value_bound(self.n_below + 1, n, n_parts))
-        if len(set(map(len, self.parts))) > 1:
+        if n_parts == 1 or len(set(map(len, self.parts))) > 1:
             return bound
         # For folds of equal size, a bound that is better with many (Barber et al. 2021, theorem 4).
         return min(bound, 2 * self.largest_p_value + (1 - n_parts / n) / (n_parts + 1))
@@ -210,11 +236,12 @@ class ConformalThreshold(NamedTuple):
 
         The statistic of a row minus that of each calibration row, by the model that was not fitted
         to the calibration row, gives `n_rows` differences. The (n_below + 1)-th largest of them is
-        returned. It is negative exactly if the p-value is at most `level`.
+        returned. It is negative exactly if the p-value is at most `level`, and infinite where no
+        row can be an outlier.
         """
         n_below = self.n_below
         if len(self.parts) == 1:
-            return difference(values[0], self.parts[0][n_below])
+            return difference(values[0], self.parts[0][n_below] if n_below >= 0 else -math.inf)
         lowest = [part[: n_below + 1] for part in self.parts]
         step = max(1, MAX_PAIRS // sum(map(len, lowest)))
         found = np.empty(len(values[0]))
@@ -229,12 +256,120 @@ class ConformalThreshold(NamedTuple):
         return found
 
     def offset(self, constants: list[float]) -> float:
-        """The (n_below + 1)-th lowest calibration statistic, minus the constant of its model."""
+        """The (n_below + 1)-th lowest calibration statistic, minus the constant of its model.
+
+        It is -inf where no row can be an outlier.
+        """
+        if self.n_below < 0:
+            return -math.inf
         shifted = [part - constant for part, constant in zip(self.parts, constants, strict=True)]
         return float(np.sort(np.concatenate(shifted))[self.n_below])
 
 
-Threshold = QuantileThreshold | ConformalThreshold
+class ClassThresholds(NamedTuple):
+    """A conformal threshold for each class that the estimator gives to rows, in their order.
+
+    All have one level. A class with too few rows for it has no outliers: its p-values are larger.
+    """
+
+    of_class: list[ConformalThreshold]
+
+    @classmethod
+    def fit(
+        cls,
+        values: list[np.ndarray],
+        n_classes: int,
+        contamination: float | str,
+        weight: np.ndarray | None = None,
+    ) -> ClassThresholds:
+        """Calibrate each class with its rows at the level `contamination`."""
+        statistic, number = values
+        found = []
+        for k in range(n_classes):
+            rows = number == k
+            own = None if weight is None else weight[rows]
+            found.append(ConformalThreshold.of_rows([statistic[rows]], own))
+        most = max(one.n_effective for one in found)
+        level = attainable_level(contamination, most, by_class=True)
+        return cls([one._replace(level=level) for one in found])
+
+    def with_reference_rows(
+        self, values: list[np.ndarray], contamination: float | str
+    ) -> ClassThresholds:
+        """The thresholds with further calibration rows of weight 1."""
+        statistic, number = values
+        old = [one.parts[0] for one in self.of_class]
+        weights = [one.weight for one in self.of_class if one.weight is not None]
+        weight = np.concatenate(weights) if weights else None
+        numbers = np.repeat(np.arange(len(old)), self.n_rows)
+        together = [np.concatenate([*old, statistic]), np.concatenate([numbers, number])]
+        return self.fit(together, len(old), contamination, with_ones(weight, len(number)))
+
+    @property
+    def level(self) -> float:
+        """The level of all classes."""
+        return self.of_class[0].level
+
+    @property
+    def n_rows(self) -> np.ndarray:
+        """Number of calibration rows of each class, (n_classes,)."""
+        return np.array([one.n_rows for one in self.of_class])
+
+    @property
+    def n_effective(self) -> float:
+        """That of the class in which the smallest p-value is smallest."""
+        return max(one.n_effective for one in self.of_class)
+
+    @property
+    def false_alarm_bound(self) -> float:
+        """Proven bound on the probability of a false alarm in any class."""
+        return max(one.false_alarm_bound for one in self.of_class)
+
+    @property
+    def have_outliers(self) -> np.ndarray:
+        """Whether rows of a class can be outliers, (n_classes,)."""
+        return np.array([one.n_below >= 0 for one in self.of_class])
+
+    def p_values(self, values: list[np.ndarray]) -> np.ndarray:
+        """The p-value of each row among the calibration rows of its class, (n,)."""
+        return self._each(values, ConformalThreshold.p_values)
+
+    def margin(self, values: list[np.ndarray]) -> np.ndarray:
+        """How far each row lies above the threshold of its class, (n,)."""
+        return self._each(values, ConformalThreshold.margin)
+
+    def _each(
+        self,
+        values: list[np.ndarray],
+        function: Callable[[ConformalThreshold, list[np.ndarray]], np.ndarray],
+    ) -> np.ndarray:
+        statistic, number = values
+        found = np.empty(len(statistic))
+        for k, threshold in enumerate(self.of_class):
+            rows = number == k
+            found[rows] = function(threshold, [statistic[rows]])
+        return found
+
+    def offset(self, constants: list[float]) -> np.ndarray:
+        """The threshold of each class minus the constant of the model, (n_classes,)."""
+        return np.array([one.offset(constants) for one in self.of_class])
+
+    def warn_of_few_rows(self, classes: list[Any]) -> None:
+        """Warn of classes without outliers, by their names."""
+        few = np.flatnonzero(~self.have_outliers)
+        if not len(few):
+            return
+        found = [f"{classes[k]!r} has {self.of_class[k].n_effective:g}" for k in few[:MOST_NAMED]]
+        more = f" and {len(few) - MOST_NAMED} others too few" if len(few) > MOST_NAMED else ""
+        warn(
+            f"No row of some predicted classes can be an outlier: level {self.level:.3g} needs "
+            f"{rows_needed(self.level)} calibration rows of a class, and {', '.join(found)}{more}. "
+            "Give more normal rows, as by partial_fit.",
+            DataWarning,
+        )
+
+
+Threshold = QuantileThreshold | ConformalThreshold | ClassThresholds
 
 
 def check_fdr(fdr: float, n_calibration: float) -> None:
@@ -245,7 +380,7 @@ def check_fdr(fdr: float, n_calibration: float) -> None:
         raise ValueError(
             f"{n_calibration:g} calibration rows are too few for fdr={fdr:g}: the smallest p-value "
             f"is 1 / ({n_calibration:g} + 1), so nothing could ever be selected. At least "
-            f"{math.ceil(1 / fdr - 1e-9) - 1} are needed."
+            f"{rows_needed(fdr)} are needed."
         )
 
 

@@ -69,6 +69,7 @@ VALUES = (
     "skebm.estimators.outlier.surprise.NearestRow",
     "skebm.estimators.outlier.surprise.RankTail",
     "skebm.estimators.outlier.surprise.UnseenValues",
+    "skebm.estimators.outlier.thresholds.ClassThresholds",
     "skebm.estimators.outlier.thresholds.ConformalThreshold",
     "skebm.estimators.outlier.thresholds.QuantileThreshold",
     "skebm.estimators.outlier.trimming.ContaminatedShare",

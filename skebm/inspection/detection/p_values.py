@@ -117,7 +117,7 @@ class PValueDisplay:
         Parameters
         ----------
         detector : EnergyOutlierDetector
-            Fitted, with a conformal `method`.
+            Fitted, with a conformal `method` and without `by_class`.
         X : {array-like, sparse matrix, frame} of shape (n_rows, n_features)
             Normal rows that were not passed to `fit`.
         confidence : float in (0, 1), default=0.95
@@ -140,6 +140,11 @@ class PValueDisplay:
             raise ValueError(
                 "method='quantile' gives no p-values: fit the detector with method='conformal' or "
                 "'cross-conformal'."
+            )
+        if np.ndim(detector.n_calibration_):
+            raise ValueError(
+                "by_class=True compares rows of each class with others: pass the p-values of the "
+                "rows of one class, and its n_calibration_, to PValueDisplay.from_p_values."
             )
         if not n_rows(X):
             raise ValueError("X has no rows.")

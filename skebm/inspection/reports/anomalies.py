@@ -86,6 +86,8 @@ def _say_of_p_values(section: Section, model: Any, normal: Any) -> None:
     section.facts["p_values"] = {level: share for level, share, _ in rows}
     if not (hasattr(model, "n_calibration_") and hasattr(model, "estimators_")):
         return  # an ensemble, whose members are calibrated together
+    if np.ndim(model.n_calibration_):
+        return  # with thresholds by class, whose p-values have no band in common
     display = PValueDisplay.from_estimator(model, normal)
 
     def draw(figure: Any) -> None:
@@ -144,6 +146,7 @@ def _histogram(
     if own is not None:
         low = min(low, float(np.quantile(own[np.isfinite(own)], 0.001)))
     edges = np.linspace(low, high if high > low else low + 1, 41)
+    thresholds = np.array([] if offset is None else offset, dtype=float).ravel()  # or by class
     parts = [(score[normal], NAVY, "rows")]
     if not normal.all():
         parts.append((score[~normal], ORANGE, "anomalies"))
@@ -154,8 +157,8 @@ def _histogram(
         ax = figure.subplots()
         for part in parts:
             outline(ax, part[0], edges, *part[1:])
-        if offset is not None:
-            ax.axvline(float(offset), color="0.5", ls="--", lw=1, label="threshold")
+        for k, one in enumerate(thresholds[np.isfinite(thresholds)]):
+            ax.axvline(one, color="0.5", ls="--", lw=1, label=None if k else "threshold")
         ax.set_xlabel("score, nats" if subject.has_density else "score, higher is more normal")
         ax.set_yticks([])
         ax.legend(frameon=False, fontsize=SMALL)

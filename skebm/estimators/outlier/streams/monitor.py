@@ -22,7 +22,7 @@ from skebm.estimators.outlier.detector import EnergyOutlierDetector
 from skebm.estimators.outlier.streams.drift import ColumnDrift, PlainColumns, column_drift
 from skebm.estimators.outlier.streams.evidence import Evidence
 from skebm.estimators.outlier.streams.ranks import SortedScores, online_p_values, rounded
-from skebm.estimators.outlier.thresholds import ConformalThreshold
+from skebm.estimators.outlier.thresholds import ClassThresholds, ConformalThreshold
 from skebm.estimators.tables.columns import as_table
 from skebm.estimators.tables.encoding.dates import Times, read_times
 from skebm.training.streams import open_table
@@ -410,6 +410,11 @@ def calibration_scores(detector: Any) -> np.ndarray:
         )
     check_is_fitted(detector)
     threshold = detector._threshold
+    if isinstance(threshold, ClassThresholds):
+        raise ValueError(
+            "by_class=True: a StreamMonitor ranks the rows of a stream among calibration rows of "
+            "all classes together: fit the detector with by_class=False."
+        )
     if not isinstance(threshold, ConformalThreshold) or len(threshold.parts) > 1:
         raise ValueError(
             f"method={detector._param('method')!r}: a StreamMonitor needs calibration rows that "
