@@ -85,7 +85,7 @@ class NeuralMixin(ModelQueriesMixin, PartitionMixin):
         self, n_samples: int, random_state: Any, temperature: float, given: Any, n_steps: int
     ) -> np.ndarray:
         """Rows of the model at a temperature, or given some of their columns."""
-        self._check_draws(n_samples, n_steps, temperature)
+        self._check_draws(n_samples, temperature, n_steps=n_steps)
         generator, n = self._generator(random_state), max(n_samples, LEAST_CHAINS)
         energy, table = self.energy_, self._recipe.table
         chains = chains_at_temperature(self._chains(), energy, temperature)

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from skebm._validation import check_container, check_is_fitted, is_frame, warn
 from skebm.base import Categorical, LikelihoodWarning, LogLikelihoods
+from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
+from skebm.base.torchtools import check_memory
 from skebm.estimators.queries.columns import (
     ColumnConditional,
     LevelConditional,
@@ -403,9 +405,17 @@ class QueriesMixin(metaclass=abc.ABCMeta):
         tables = [self._query_table.with_imputations(Xv, rows) for rows in made]
         return tables[0] if n_draws is None else tables
 
-    def _check_given(self, temperature: float) -> None:
-        """Raise `ValueError` where draws given some columns are asked for at a temperature."""
-        if temperature != 1:
+    def _check_draws(
+        self, n_samples: int, temperature: float, given: Any = None, n_steps: int = 1
+    ) -> None:
+        """Raise an error that names what is wrong with the arguments of `sample`."""
+        check_is_fitted(self)
+        whole_number("n_samples", n_samples, 1)
+        whole_number("n_steps", n_steps, 1)
+        check_temperature(temperature)
+        n_numbers = float(n_samples) * self._query_table.domain.n_columns
+        check_memory(f"n_samples={n_samples}", n_numbers, torch.float64)
+        if given is not None and temperature != 1:
             raise ValueError(
                 f"given= takes temperature=1.0, got {temperature}: other powers of a conditional "
                 "distribution are not those of the model."

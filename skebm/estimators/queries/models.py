@@ -99,6 +99,16 @@ class ModelQueriesMixin(QueriesMixin, OfModel):
 
     # ---------------------------------------------------------------- what questions need
 
+    def _draw_rows(
+        self, n_samples: int, random_state: Any, temperature: float, given: Any, n_steps: int
+    ) -> np.ndarray:
+        """Rows of the model at a temperature, or given some of their columns."""
+        self._check_draws(n_samples, temperature, given, n_steps)
+        if given is not None:
+            return self._sample_given(given, n_samples, random_state, n_steps)
+        drawn = self._draw(n_samples, self._generator(random_state), n_steps, temperature)
+        return self._recipe.table.invert(drawn)
+
     def _joint(self) -> Joint:
         energy, table = self.energy_, self._recipe.table
         base = self._query_base(energy)
