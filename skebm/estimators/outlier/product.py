@@ -38,8 +38,7 @@ from skebm._validation import (
     warn,
     warn_of_booleans,
 )
-from skebm.base import LikelihoodWarning, LogPartition, torchtools
-from skebm.base.energy import check_temperature
+from skebm.base import LikelihoodWarning, LogPartition
 from skebm.base.processes import (
     TasksMixin,
     Workers,
@@ -48,7 +47,6 @@ from skebm.base.processes import (
     parts_of_fit,
     progress_bar,
 )
-from skebm.base.sampler import whole_number
 from skebm.distributions import Distribution, Stack
 from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import NamedEstimators, atomic
@@ -247,6 +245,7 @@ class ProductOfDensities(
         "verbose": ["verbose"],
     }
     _has_tasks = True
+    _fitted_names = "experts_"
     _default_estimators = staticmethod(default_experts)
 
     def __init__(
@@ -324,17 +323,6 @@ class ProductOfDensities(
         # Estimated on first need; scoring leaves the attributes of the estimator alone.
         self._log_z: dict[str, Any] = {"seed": draw_seed(random), "found": None}
         return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__().copy()
-        if "experts_" in state:  # whose class is not ours to store
-            state["experts_"] = dict(state["experts_"])
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if "experts_" in state:
-            self.experts_ = Bunch(**state["experts_"])
 
     def _list_of_experts(self) -> list[tuple[str, Any]]:
         """The experts; raises for lists that are none, and for estimators without a density."""
@@ -677,13 +665,8 @@ class ProductOfDensities(
         -------
         ndarray of shape (n_samples, n_features)
         """
-        check_is_fitted(self)
-        whole_number("n_samples", n_samples, 1)
-        check_temperature(temperature)
-        n_numbers = float(n_samples) * self.n_features_in_
-        torchtools.check_memory(f"n_samples={n_samples}", n_numbers, torch.float64)
+        self._check_draws(n_samples, temperature, given)
         if given is not None:
-            self._check_given(temperature)
             found: np.ndarray = self._sample_given(given, int(n_samples), random_state)
             return found
         random, n_samples = check_random_state(random_state), int(n_samples)

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.stats import false_discovery_control
 
 from skebm._validation import warn
-from skebm.base import DataWarning
+from skebm.base import DataWarning, SettingWarning
 from skebm.estimators.base import upper_quantile
 from skebm.estimators.tables.gross import gross_of
 
@@ -34,22 +34,38 @@ def effective_rows(weight: np.ndarray) -> float:
     return float(weight.sum() / weight.max()) if weight.any() else 0.0
 
 
-def attainable_level(contamination: float | str, n: float) -> float:
+def attainable_level(
+    asked: float | str,
+    n: float,
+    name: str = "contamination",
+    rows: str = "calibration rows",
+    remedy: str = "method='cross-conformal', which calibrates with all",
+) -> float:
     """The level to use; raises `ValueError` if `n` calibration rows are too few to attain it."""
     if n == 0:
         raise ValueError("All rows that were held out for the calibration have weight 0.")
     least = 1 / (n + 1)
-    if contamination == "auto":
+    if asked == "auto":
         return max(DEFAULT_LEVEL, least)
-    level = float(contamination)
+    level = float(asked)
     if level < least * (1 - 1e-9):
         raise ValueError(
-            f"n_samples={n:g} calibration rows are too few for contamination={level:g}: the "
-            f"smallest p-value is 1 / ({n:g} + 1) = {least:.3g}, so no row could ever be called an "
-            f"outlier. At least {math.ceil(1 / level - 1e-9) - 1} are needed: use more rows, a "
-            "larger calibration_fraction, or method='cross-conformal', which calibrates with all."
+            f"n_samples={n:g} {rows} are too few for {name}={level:g}: the smallest p-value is "
+            f"1 / ({n:g} + 1) = {least:.3g}, so no row could ever be called an outlier. At least "
+            f"{math.ceil(1 / level - 1e-9) - 1} are needed: use more rows, a larger "
+            f"calibration_fraction, or {remedy}."
         )
     return level
+
+
+def warn_of_raised_level(name: str, asked: float | str, level: float, rows: str) -> None:
+    """Warn if the level is above what "auto" means, as so many calibration rows allow no other."""
+    if asked == "auto" and level > DEFAULT_LEVEL:
+        warn(
+            f"{name}='auto' means {DEFAULT_LEVEL}, but {rows} allow no level below {level:.3g}, "
+            "which is used instead.",
+            SettingWarning,
+        )
 
 
 def p_value_bound(k: Any, n: int, n_parts: int) -> Any:
