@@ -1,9 +1,6 @@
 """Distributions: log-probabilities that sum to one, draws that follow them, weighted fits."""
 
-import copy
-import io
 import math
-import pickle
 
 import pytest
 import torch
@@ -34,6 +31,7 @@ from skebm.energies.deep import FirstLayerRows
 from skebm.energies.rbm.mixed import WiderColumns
 from skebm.estimators.tables.densities import EstimatorDensity
 from tests.support.discovery import without_case
+from tests.support.distributions import assert_distribution
 from tests.support.oracle import DOUBLE, P_FLOOR, bits, chi_square, count_states, seeded
 
 LOGITS = torch.tensor([-2.0, 0.0, 0.7, 1.5], dtype=DOUBLE)
@@ -102,12 +100,8 @@ def test_draws_follow_log_prob(noise, generator):
 
 
 @pytest.mark.parametrize("noise", INSTANCES)
-def test_draws_repeat_with_the_seed_and_leave_the_global_one(noise):
-    before = torch.get_rng_state()
-    assert torch.equal(noise.sample(50, seeded(1)), noise.sample(50, seeded(1)))
-    assert not torch.equal(noise.sample(50, seeded(1)), noise.sample(50, seeded(2)))
-    assert noise.sample(0, seeded(1)).shape == (0, noise.domain.n_columns)
-    assert torch.equal(torch.get_rng_state(), before)
+def test_distributions_satisfy_the_contract(noise):
+    assert_distribution(noise)
 
 
 # ------------------------------------------------------------------------------
@@ -210,47 +204,6 @@ def test_tilts_given_some_columns_sum_over_rows_that_agree(noise):
     log_weight = (noise.log_prob(x) + field @ x.t()).masked_fill(~agrees, -torch.inf)
     found = noise.tilted(field).given(clamp).log_normaliser
     torch.testing.assert_close(found, log_weight.logsumexp(1))
-
-
-class NoTensors(pickle.Pickler):
-    """Refuses to store a tensor."""
-
-    def reducer_override(self, value):
-        assert not isinstance(value, torch.Tensor)
-        return NotImplemented
-
-
-@pytest.mark.parametrize("noise", INSTANCES)
-def test_pickles_hold_arrays_and_bring_back_the_same(noise):
-    x = bits(noise.domain.n_columns)
-    noise.tilted(x).sample(seeded())  # whatever is cached stays out
-    buffer = io.BytesIO()
-    NoTensors(buffer).dump(noise)
-    back = pickle.loads(buffer.getvalue())
-    assert torch.equal(back.log_prob(x), noise.log_prob(x))
-    assert torch.equal(back.sample(20, seeded(1)), noise.sample(20, seeded(1)))
-
-
-@pytest.mark.parametrize("noise", INSTANCES)
-def test_moves_keep_the_distribution(noise):
-    x = bits(noise.domain.n_columns)
-    single = noise.to("cpu", torch.float32)
-    assert single.sample(3, seeded()).dtype == torch.float32
-    assert single.log_prob(x.float()).dtype == torch.float32
-    back = single.to("cpu", DOUBLE)
-    torch.testing.assert_close(back.log_prob(x), noise.log_prob(x), rtol=0, atol=1e-5)
-    assert back.sample(3, seeded()).dtype == DOUBLE
-    assert noise.sample(3, seeded()).dtype == DOUBLE
-
-
-@pytest.mark.parametrize("noise", INSTANCES)
-def test_copies_share_no_memory(noise):
-    x = bits(noise.domain.n_columns)
-    before, twin = noise.log_prob(x), copy.deepcopy(noise)
-    for value in vars(twin).values():
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
-            value.zero_()
-    assert torch.equal(noise.log_prob(x), before)
 
 
 def test_the_score_of_independent_columns_is_their_log_odds():

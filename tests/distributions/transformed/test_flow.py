@@ -22,8 +22,8 @@ from skebm.distributions import Affine, Gaussian, GaussianMixture, NormalizingFl
 from skebm.distributions.transformed import flow
 from skebm.distributions.transformed import flow as flow_module
 from skebm.energies import MLP
-from tests.distributions.test_base import NoTensors
 from tests.distributions.test_mixture import assert_contract, grid
+from tests.support.distributions import NoTensors
 from tests.support.oracle import DOUBLE, P_FLOOR, mean_is, row_gradients, seeded
 from tests.support.storage import by_skops
 from tests.support.tiers import full, leading, named, only_full
@@ -193,15 +193,6 @@ def test_slopes_are_finite_differences_far_out():
 # ------------------------------------------------------------------------------
 # Copies and storage
 # ------------------------------------------------------------------------------
-
-
-def test_copies_share_no_weights(noise):
-    x = noise.sample(5, seeded())
-    before = noise.log_prob(x)
-    for twin in (copy.deepcopy(noise), noise.to("cpu", DOUBLE)):
-        for p in twin.flow.parameters():
-            p.data.zero_()
-        assert torch.equal(noise.log_prob(x), before)
 
 
 def test_a_module_of_a_user_is_stored_as_it_is(noise):

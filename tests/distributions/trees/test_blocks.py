@@ -1,10 +1,7 @@
 """Block trees: sums against enumeration, fits of one-hot codes, weights as repetitions."""
 
-import copy
 import functools
 import itertools
-import pickle
-import pickletools
 
 import numpy as np
 import pytest
@@ -12,6 +9,7 @@ import torch
 
 from skebm.base import Clamp
 from skebm.distributions import BlockTree, ChowLiuTree
+from tests.support.distributions import assert_distribution
 from tests.support.oracle import DOUBLE, P_FLOOR, bits, chi_square, count_states, mean_is, seeded
 from tests.support.tiers import leading, only_full
 
@@ -331,16 +329,9 @@ def test_invalid_trees_are_refused(change, match):
         BlockTree(**{**right, **change})
 
 
-def test_copies_and_pickles():
-    q = tree("uneven").to("cpu", torch.float32)
-    stored = pickle.dumps(q)
-    assert not any("torch" in str(argument) for _, argument, _ in pickletools.genops(stored))
-    x = bits(9).float()
-    for other in (pickle.loads(stored), copy.deepcopy(q)):
-        assert torch.equal(other.log_prob(x), q.log_prob(x))
-        assert torch.equal(other.sample(9, seeded()), q.sample(9, seeded()))
-    assert q.log_tables.dtype == torch.float32
-    assert tree("uneven").log_tables.dtype == DOUBLE
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_distribution_satisfies_the_contract(name):
+    assert_distribution(tree(name))
 
 
 def test_zeros_and_ones_are_exchangeable():

@@ -1,11 +1,9 @@
 """Chow-Liu trees: all sums against enumeration, the best of all trees, accurate messages."""
 
-import copy
 import functools
 import heapq
 import itertools
 import math
-import pickle
 
 import numpy as np
 import pytest
@@ -14,6 +12,7 @@ import torch
 from skebm.base import Clamp
 from skebm.distributions import ChowLiuTree, Distribution, IndependentBernoulli
 from skebm.distributions.trees.chow_liu import maximum_spanning_tree
+from tests.support.distributions import assert_distribution
 from tests.support.oracle import DOUBLE, P_FLOOR, bits, chi_square, count_states, seeded
 from tests.support.tiers import leading, only_full
 
@@ -470,26 +469,8 @@ def test_log_odds_of_another_shape_are_refused(shape):
 
 
 @every_shape
-def test_copies_and_pickles(name):
-    tree, x = make_tree(name), bits(len(SHAPES[name]))
-    log_q = tree.log_prob(x)  # and with it all that is cached
-    assert all(isinstance(value, np.ndarray) for value in tree.__getstate__().values())
-    for other in (pickle.loads(pickle.dumps(tree)), copy.deepcopy(tree), copy.copy(tree)):
-        assert torch.equal(other.log_prob(x), log_q)
-        assert torch.equal(other.sample(9, seeded()), tree.sample(9, seeded()))
-    assert copy.deepcopy(tree).logits.data_ptr() != tree.logits.data_ptr()
-
-
-@every_shape
-def test_another_precision_is_a_copy(name):
-    x = bits(len(SHAPES[name]))
-    single = make_tree(name).to("cpu", torch.float32)
-    log_q = single.log_prob(x.float())
-    assert log_q.dtype == single.sample(2, seeded()).dtype == torch.float32
-    torch.testing.assert_close(log_q.double(), make_tree(name).log_prob(x), atol=1e-5, rtol=1e-5)
-    double = single.to("cpu", torch.float64)
-    assert double.log_prob(x).dtype == double.tilted(x).sample(seeded()).dtype == DOUBLE
-    assert make_tree(name).logits.dtype == DOUBLE
+def test_the_distribution_satisfies_the_contract(name):
+    assert_distribution(make_tree(name))
 
 
 # ------------------------------------------------------------------------------
@@ -542,12 +523,3 @@ def test_an_independent_row_does_not_depend_on_its_place(d):
     x = correlated_rows(200, d, dtype=torch.float32)
     q = IndependentBernoulli.fit(x)
     assert torch.equal(q.log_prob(x), torch.cat([q.log_prob(row[None]) for row in x]))
-
-
-def test_independent_copies_and_pickles():
-    q = IndependentBernoulli.fit(correlated_rows(20, 3))
-    assert not any(isinstance(value, torch.Tensor) for value in q.__getstate__().values())
-    for other in (pickle.loads(pickle.dumps(q)), copy.deepcopy(q), q.to("cpu", DOUBLE)):
-        assert torch.equal(other.log_prob(bits(3)), q.log_prob(bits(3)))
-    assert copy.deepcopy(q).logits.data_ptr() != q.logits.data_ptr()
-    assert q.to("cpu", torch.float32).logits.dtype == torch.float32
