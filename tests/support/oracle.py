@@ -49,6 +49,10 @@ def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
+def standard_normal(*shape, seed=1):
+    return torch.randn(shape, generator=seeded(seed), dtype=DOUBLE)
+
+
 def make_rbm(n_visible, n_hidden, *, seed=0, scale=1.0, bias=0.5, dtype=DOUBLE):
     """An RBM as it might come out of training: no bias is zero, no weight is small."""
     generator = seeded(seed)
