@@ -542,5 +542,5 @@ def test_bounds_and_bits_take_no_flow():
 def test_settings_of_training_may_be_zero_but_not_less(name):
     settings = flow_module.TrainingSettings(1e-3, 1e-4, 32, 10, 5, 0.1)
     assert settings._replace(**{name: 0}).for_rows(100) == settings._replace(**{name: 0})
-    with pytest.raises(ValueError, match=f"{name} must be a number in"):
+    with pytest.raises(ValueError, match=f"{name} must be in"):
         settings._replace(**{name: -1e-9}).for_rows(100)

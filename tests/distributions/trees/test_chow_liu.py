@@ -12,7 +12,6 @@ import torch
 from skebm.base import Clamp
 from skebm.distributions import ChowLiuTree, Distribution, IndependentBernoulli
 from skebm.distributions.trees.chow_liu import maximum_spanning_tree
-from tests.support.distributions import assert_distribution
 from tests.support.oracle import DOUBLE, P_FLOOR, bits, chi_square, count_states, seeded
 from tests.support.tiers import leading, only_full
 
@@ -137,17 +136,6 @@ def test_log_prob_inside_is_the_mean_over_independent_columns(name):
     torch.testing.assert_close(tree.log_prob(p), weight @ spelled_out(tree, x))
 
 
-@every_shape
-def test_flips_equal_differences(name):
-    tree = make_tree(name)
-    x = bits(len(SHAPES[name]))
-    flips = tree.flip_log_ratio(x)
-    for i in range(x.shape[1]):
-        flipped = x.clone()
-        flipped[:, i] = 1 - x[:, i]
-        torch.testing.assert_close(flips[:, i], tree.log_prob(flipped) - tree.log_prob(x))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("d", [1, 8, 111])
 def test_a_row_does_not_depend_on_its_place(d, dtype):
@@ -162,19 +150,6 @@ def test_a_row_does_not_depend_on_its_place(d, dtype):
 # ------------------------------------------------------------------------------
 # Tilts
 # ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("power", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("scale", [0.0, 2.0, 50.0])
-@every_shape
-def test_tilts_equal_enumeration(name, scale, power):
-    field = random_field(name, scale=scale).clamp(-50, 50)
-    before = field.clone()
-    x, log_weight = enumerate_tilt(make_tree(name), field, power)
-    tilt = make_tree(name).tilted(field, power)
-    torch.testing.assert_close(tilt.log_normaliser, log_weight.logsumexp(1))
-    torch.testing.assert_close(tilt.mean, log_weight.softmax(1) @ x, atol=1e-8, rtol=1e-7)
-    assert torch.equal(field, before)
 
 
 @every_shape
@@ -235,26 +210,6 @@ def test_the_gradient_of_the_normaliser_is_the_mean(name):
     torch.testing.assert_close(score, make_tree(name).tilted(field.detach(), 0.7).mean)
 
 
-@pytest.mark.parametrize("power", [0.0, 0.3, 1.0])
-@every_shape
-def test_draws_follow_the_tilt_of_their_row(name, power):
-    field = random_field(name, 3)
-    _, log_weight = enumerate_tilt(make_tree(name), field, power)
-    draws = make_tree(name).tilted(field.repeat(10_000, 1), power).sample(seeded(3))
-    assert draws.dtype == DOUBLE
-    assert draws.is_contiguous()
-    for i, p in enumerate(log_weight.softmax(1)):
-        assert chi_square(count_states(draws[i::3]), p) > P_FLOOR
-
-
-@every_shape
-def test_draws_follow_log_prob(name):
-    tree, d = make_tree(name), len(SHAPES[name])
-    draws = tree.sample(20_000, seeded(4))
-    assert chi_square(count_states(draws), spelled_out(tree, bits(d)).exp()) > P_FLOOR
-    assert tree.sample(0, seeded()).shape == (0, d)
-
-
 def test_draws_repeat_with_the_seed():
     tilt = make_tree("random").tilted(random_field("random", 100))
     for draw in (tilt.sample, functools.partial(make_tree("random").sample, 100)):
@@ -275,18 +230,6 @@ def test_draws_do_not_change_the_tilt():
 # ------------------------------------------------------------------------------
 # What is known
 # ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("power", [0.3, 1.0])
-@every_shape
-def test_known_columns_equal_conditioning(name, power):
-    field = random_field(name, 6)
-    clamp = random_clamp(field)
-    x, log_weight = enumerate_tilt(make_tree(name), field, power, clamp)
-    tilt = make_tree(name).tilted(field, power).given(clamp)
-    torch.testing.assert_close(tilt.mean, log_weight.softmax(1) @ x, atol=1e-8, rtol=1e-7)
-    torch.testing.assert_close(tilt.log_normaliser, log_weight.logsumexp(1))
-    assert torch.equal(tilt.mean[clamp.mask], clamp.value[clamp.mask])
 
 
 def test_draws_follow_the_known_columns_of_their_row():
@@ -466,11 +409,6 @@ def test_invalid_trees_are_refused(parent):
 def test_log_odds_of_another_shape_are_refused(shape):
     with pytest.raises(ValueError, match="logits"):
         ChowLiuTree(torch.tensor([-1, 0, 0]), torch.zeros(shape))
-
-
-@every_shape
-def test_the_distribution_satisfies_the_contract(name):
-    assert_distribution(make_tree(name))
 
 
 # ------------------------------------------------------------------------------
