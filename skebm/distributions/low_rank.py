@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from skebm.base import Clamp, Real
-from skebm.base.sampler import whole_number
+from skebm.base.sampler import number_in, whole_number
 from skebm.base.torchtools import distinct_masks
 from skebm.distributions._fitting import (
     draw_index,
@@ -23,7 +23,6 @@ from skebm.distributions.conditionals.column import NormalMixtures
 from skebm.distributions.mixture import (
     MIN_COUNT,
     NormalMixture,
-    _check_range,
     _StandardisedRows,
     clusters,
     normalised_weights,
@@ -170,9 +169,9 @@ class LowRankMixture(NormalMixture):
         whole_number("n_components", n_components, 1)
         whole_number("rank", rank, 0)
         whole_number("max_iter", max_iter, 1)
-        _check_range(regularisation, "regularisation", 1.0)
-        _check_range(tol, "tol", math.inf)
-        _check_range(prior_rows, "prior_rows", math.inf)
+        number_in("regularisation", regularisation, "[0, 1)")
+        number_in("tol", tol, "[0, inf)")
+        number_in("prior_rows", prior_rows, "[0, inf)")
         table = _StandardisedRows.of(x, weight, regularisation, 0.0)
         if generator is None:
             generator = torch.Generator(x.device).manual_seed(0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable
-from numbers import Real as RealNumber
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from skebm.base import Clamp, Real
 from skebm.base.energy import check_temperature
-from skebm.base.sampler import whole_number
+from skebm.base.sampler import number_in, whole_number
 from skebm.distributions._fitting import (
     check_row_weights,
     check_sigma,
@@ -414,9 +413,9 @@ class GaussianMixture(NormalMixture):
         whole_number("n_components", n_components, 1)
         whole_number("n_init", n_init, 1)
         whole_number("max_iter", max_iter, 1)
-        _check_range(regularisation, "regularisation", 1.0)
-        _check_range(tol, "tol", math.inf)
-        _check_range(0.0 if prior_rows is None else prior_rows, "prior_rows", math.inf)
+        number_in("regularisation", regularisation, "[0, 1)")
+        number_in("tol", tol, "[0, inf)")
+        number_in("prior_rows", 0.0 if prior_rows is None else prior_rows, "[0, inf)")
         table = _StandardisedRows.of(x, weight, regularisation, sigma)
         if generator is None:
             generator = torch.Generator(x.device).manual_seed(0)
@@ -456,8 +455,8 @@ class GaussianMixture(NormalMixture):
         weight, regularisation, sigma, prior_rows
             As in :meth:`fit`. A label whose rows have zero weight gets no component.
         """
-        _check_range(regularisation, "regularisation", 1.0)
-        _check_range(0.0 if prior_rows is None else prior_rows, "prior_rows", math.inf)
+        number_in("regularisation", regularisation, "[0, 1)")
+        number_in("prior_rows", 0.0 if prior_rows is None else prior_rows, "[0, inf)")
         if labels.shape != x.shape[:1]:
             raise ValueError(f"labels must be of shape ({len(x)},), got {tuple(labels.shape)}.")
         w = check_row_weights(x, weight)
@@ -653,8 +652,3 @@ def _positive_definite(covariances: Tensor) -> Tensor:
             "add to its diagonal."
         )
     return covariances
-
-
-def _check_range(value: Any, name: str, below: float) -> None:
-    if not isinstance(value, RealNumber) or not 0 <= float(value) < below:
-        raise ValueError(f"{name} must be a number in [0, {below:g}), got {value!r}.")

@@ -865,7 +865,29 @@ class FeaturesMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, OfModel):
         return int(self._recipe.family.n_hidden)
 
 
-class PartitionMixin(OfModel):
+class LogPartitionMixin:
+    """log Z of a model, its error and its bounds, in nats."""
+
+    _log_partition: Callable[[], LogPartition]
+
+    @property
+    def log_partition_(self) -> float:
+        """log Z in nats, computed when first needed; 0 with ``partition=None``."""
+        return self._log_partition().value
+
+    @property
+    def log_partition_std_(self) -> float:
+        """Standard error of `log_partition_`; 0 if exact."""
+        return self._log_partition().std_error
+
+    @property
+    def log_partition_bounds_(self) -> tuple[float, float]:
+        """Lower and upper bounds on log Z, or an interval that it is probably in."""
+        found = self._log_partition()
+        return found.lower, found.upper
+
+
+class PartitionMixin(LogPartitionMixin, OfModel):
     """Energies, log Z and likelihoods of a model whose rows share one log Z."""
 
     _log_z: LogZ
@@ -1016,22 +1038,6 @@ class PartitionMixin(OfModel):
         if self.partition == "auto":
             return str(self._choose_partition())
         return f"as given: {in_a_line(self.partition)}"
-
-    @property
-    def log_partition_(self) -> float:
-        """log Z in nats, computed when first needed; 0 with ``partition=None``."""
-        return self._log_partition().value
-
-    @property
-    def log_partition_std_(self) -> float:
-        """Standard error of `log_partition_`; 0 if exact."""
-        return self._log_partition().std_error
-
-    @property
-    def log_partition_bounds_(self) -> tuple[float, float]:
-        """Lower and upper bounds on log Z, of the kind given by `log_partition_kind_`."""
-        found = self._log_partition()
-        return found.lower, found.upper
 
     @property
     def log_partition_kind_(self) -> str:
@@ -1212,9 +1218,15 @@ class BaseDensity(DetectionMixin, PartitionMixin, BaseEBM, abc.ABC):
 
 
 class ConditionalPartitionMixin(OfModel):
-    """log Z of a model in which each condition has its own."""
+    """log Z of a model in which each condition has its own, and the base that it corrects."""
 
     partition: Any
+
+    @property
+    def base_(self) -> Any:
+        """The fitted base of a row given its condition."""
+        check_is_fitted(self)
+        return self._recipe.base
 
     @property
     def partition_(self) -> ConditionalAIS:

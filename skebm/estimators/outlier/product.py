@@ -49,7 +49,7 @@ from skebm.base.processes import (
 )
 from skebm.distributions import Distribution, Stack
 from skebm.estimators._docs import DocLinkMixin
-from skebm.estimators.base import NamedEstimators, atomic
+from skebm.estimators.base import LogPartitionMixin, NamedEstimators, atomic
 from skebm.estimators.queries.densities import (
     draw_rows,
     log_normaliser,
@@ -152,6 +152,7 @@ def fit_expert(
 
 class ProductOfDensities(
     QueriesMixin,
+    LogPartitionMixin,
     DocLinkMixin,
     SourceMixin,
     TasksMixin,
@@ -483,22 +484,6 @@ class ProductOfDensities(
         bounds = (lower + offset, upper + offset)
         return LogPartition(value + offset, std_error, *bounds, "probabilistic", ess, reason=reason)
 
-    @property
-    def log_partition_(self) -> float:
-        """log Z of :meth:`energy`, in nats."""
-        return self._log_partition().value
-
-    @property
-    def log_partition_std_(self) -> float:
-        """Standard error of `log_partition_`."""
-        return self._log_partition().std_error
-
-    @property
-    def log_partition_bounds_(self) -> tuple[float, float]:
-        """Interval for log Z, in nats."""
-        found = self._log_partition()
-        return found.lower, found.upper
-
     # ---------------------------------------------------------------- fitted models
 
     def _joint(self) -> Joint:
@@ -525,18 +510,10 @@ class ProductOfDensities(
     def _rows_of_input(self, X: np.ndarray) -> Tensor:
         return torch.tensor(X)
 
-    def _query_generator(self, random_state: Any) -> torch.Generator:
-        return torch.Generator().manual_seed(draw_seed(random_state))
-
     @property
     def _query_table(self) -> Table:
         known = getattr(self, "feature_names_in_", None)
         return plain_number_table(shown_names(known, self.n_features_in_))
-
-    def _log_z_ends(self) -> tuple[float, float]:
-        found = self._log_partition()
-        upper = found.pessimistic
-        return found.value, upper if math.isfinite(upper) else found.value
 
     def _query_reference(self) -> Tensor:
         share = self.weights_ / self.weights_.sum()

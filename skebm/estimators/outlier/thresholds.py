@@ -14,6 +14,7 @@ from scipy.stats import false_discovery_control
 
 from skebm._validation import warn
 from skebm.base import DataWarning, SettingWarning
+from skebm.base.sampler import number_in
 from skebm.estimators.base import upper_quantile
 from skebm.estimators.tables.gross import gross_of
 
@@ -255,8 +256,7 @@ Threshold = QuantileThreshold | ConformalThreshold
 
 def check_fdr(fdr: float, n_calibration: float) -> None:
     """Raise `ValueError` for a false discovery rate that so few calibration rows cannot reach."""
-    if not 0 < fdr < 1:
-        raise ValueError(f"fdr={fdr!r} must lie between 0 and 1.")
+    number_in("fdr", fdr, "(0, 1)")
     if fdr * (n_calibration + 1) < 1 - 1e-9:
         raise ValueError(
             f"{n_calibration:g} calibration rows are too few for fdr={fdr:g}: the smallest p-value "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skebm._validation import check_container, check_is_fitted, is_frame, warn
+from skebm._validation import check_container, check_is_fitted, draw_seed, is_frame, warn
 from skebm.base import Categorical, LikelihoodWarning, LogLikelihoods
 from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
@@ -63,18 +64,21 @@ class QueriesMixin(metaclass=abc.ABCMeta):
     def _rows_of_input(self, X: Any) -> Tensor:
         """Rows of the energy of validated X, nan where entries are missing."""
 
-    @abc.abstractmethod
     def _query_generator(self, random_state: Any) -> torch.Generator:
         """A generator on the device of the rows."""
+        return torch.Generator().manual_seed(draw_seed(random_state))
 
     @property
     @abc.abstractmethod
     def _query_table(self) -> Table:
         """Columns of X and of rows of the energy."""
 
-    @abc.abstractmethod
     def _log_z_ends(self) -> tuple[float, float]:
         """log Z, and its largest credible value."""
+        model: Any = self
+        found = model._log_partition()
+        pessimistic = found.pessimistic
+        return found.value, pessimistic if math.isfinite(pessimistic) else found.value
 
     @abc.abstractmethod
     def _query_reference(self) -> Tensor:

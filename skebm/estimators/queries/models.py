@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -166,11 +165,6 @@ class ModelQueriesMixin(QueriesMixin, OfModel):
     def _query_table(self) -> Table:
         table: Table = self._recipe.table
         return table
-
-    def _log_z_ends(self) -> tuple[float, float]:
-        found = self._log_partition()
-        pessimistic = found.pessimistic
-        return found.value, pessimistic if math.isfinite(pessimistic) else found.value
 
     def _query_reference(self) -> Tensor:
         return torch.as_tensor(self._reference)

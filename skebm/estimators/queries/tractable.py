@@ -354,9 +354,6 @@ class TractableDensity(
         found = self._table.rows(X, device=torch.device("cpu"), dtype=torch.float64)
         return found.block(0, len(found))
 
-    def _query_generator(self, random_state: Any) -> torch.Generator:
-        return torch.Generator().manual_seed(draw_seed(random_state))
-
     @property
     def _query_table(self) -> Table:
         return self._table
