@@ -14,7 +14,7 @@ from torch import nn
 from skebm.base import Batch, Binary, Categorical, Energy, Mixed, Real
 from skebm.objectives import EnergyDiscrepancy, ExactScoreMatching
 from tests.support.networks import neural, walled
-from tests.support.objectives import autograd, flat, gradient, log_weight, weights
+from tests.support.objectives import closed_form, flat, gradient, log_weight, weights
 from tests.support.oracle import DOUBLE, bits, make_rbm, mean_is, seeded, standard_normal
 from tests.support.tiers import full, leading, only_full
 
@@ -30,11 +30,6 @@ def replicates(objective, batch, repeats=60):
         grads, loss = gradient(objective, rows, None, seed)
         found.append(torch.cat([loss.value.detach()[None], flat(grads)]))
     return torch.stack(found)
-
-
-def closed_form(function, energy):
-    """The same of a formula."""
-    return torch.cat([function(energy).detach()[None], flat(autograd(function, energy)).detach()])
 
 
 # ------------------------------------------------------------------------------

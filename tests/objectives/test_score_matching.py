@@ -20,7 +20,7 @@ from skebm.objectives import (
     score_matching,
 )
 from tests.support.networks import LEVELS, build, neural, walled
-from tests.support.objectives import autograd, flat, gradient
+from tests.support.objectives import autograd, closed_form, flat, gradient
 from tests.support.oracle import (
     DOUBLE,
     finite_difference,
@@ -90,11 +90,6 @@ def replicates(objective, x, repeats=60, times=20):
     """Losses with gradients under independent noise, each of rows repeated, (repeats, ...)."""
     batch = Batch(x.repeat(times, 1))
     return torch.stack([with_value(objective, batch, seed) for seed in range(repeats)])
-
-
-def closed_form(function, energy):
-    """The same of a formula."""
-    return torch.cat([function(energy).detach()[None], flat(autograd(function, energy)).detach()])
 
 
 def assert_mean(samples, truth):

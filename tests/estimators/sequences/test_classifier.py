@@ -31,7 +31,7 @@ from skebm.training.rows import Rows
 from skebm.training.segments import Segments
 from tests.support.callbacks import Interrupt
 from tests.support.checks import parametrize_with_checks
-from tests.support.oracle import seeded
+from tests.support.oracle import bits, seeded
 from tests.support.storage import by_joblib, by_pickle, by_skops
 from tests.support.tiers import full, leading, named, only_full
 
@@ -50,10 +50,6 @@ def energy_of(order, label_order, n_labels=K, base=None):
             p.copy_(0.8 * torch.randn(p.shape, generator=g, dtype=F64))
     forget_labels(energy, n_labels, label_order)
     return energy
-
-
-def bits(d):
-    return torch.tensor(list(itertools.product((0.0, 1.0), repeat=d)), dtype=F64)
 
 
 def rows_of(energy, sequences):

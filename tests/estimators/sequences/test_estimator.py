@@ -1,6 +1,5 @@
 """Temporal RBMs against sums over all frames and hidden states."""
 
-import itertools
 
 import numpy as np
 import pandas as pd
@@ -25,7 +24,7 @@ from skebm.training.rows import Rows
 from skebm.training.segments import Segments
 from tests.support.callbacks import Interrupt
 from tests.support.checks import parametrize_with_checks
-from tests.support.oracle import seeded
+from tests.support.oracle import bits, make_temporal, seeded
 from tests.support.storage import by_joblib, by_pickle, by_skops
 from tests.support.tiers import full, leading, named
 
@@ -47,13 +46,7 @@ MODES = {"conditional": (2, False), "recurrent": (0, True), "both": (1, True)}
 
 def energy_of(mode="both", base="bits", scale=0.7):
     order, recurrent = MODES[mode]
-    g = seeded(1)
-    rbm = MixedRBM(bases()[base], H, generator=g, dtype=F64)
-    energy = TemporalEnergy(rbm, order, recurrent)
-    with torch.no_grad():
-        for p in energy.parameters():
-            p.copy_(scale * torch.randn(p.shape, generator=g, dtype=F64))
-    return energy
+    return make_temporal(bases()[base], H, 1, order=order, recurrent=recurrent, scale=scale)
 
 
 def frames_of(n=2, length=4):
@@ -67,10 +60,6 @@ def windows_of(energy, frames):
     found[:, : energy.order, -1] = 1
     found[:, energy.order :, :-1] = frames
     return found.flatten(1)
-
-
-def states(d):
-    return torch.tensor(list(itertools.product((0.0, 1.0), repeat=d)), dtype=F64)
 
 
 def past_of(energy, frames, t):
@@ -107,7 +96,7 @@ def joint(energy, x, h, b, c):
 def log_prob(energy, frames, t):
     """log p(x_t given the past) by a sum over all frames and hidden states."""
     b, c = past_of(energy, frames, t)
-    hidden, visible = states(H), states(D)
+    hidden, visible = bits(H), bits(D)
 
     def free(x):
         return torch.stack([-joint(energy, x, h.expand(len(x), -1), b, c) for h in hidden])
@@ -137,7 +126,7 @@ def test_log_prob_of_frames_is_a_sum_over_states(mode, base):
 def test_conditionals_of_a_frame(base):
     energy, frames = energy_of("both", base), frames_of(1)
     found = energy.of_windows(windows_of(energy, frames), frames.shape[1])
-    visible, hidden = states(D), states(H)
+    visible, hidden = bits(D), bits(H)
     for t in range(frames.shape[1]):
         b, c = found.biases.take(torch.tensor([t]))
         one = RowwiseRBM(energy.rbm, type(found.biases)(b, c))
@@ -322,7 +311,7 @@ def test_estimated_likelihoods_are_near_the_exact_ones():
     with torch.no_grad():
         targets = model_energy.of_windows(rows.flatten(1), 1)
         # Visible states are few.
-        visible = states(3).float()
+        visible = bits(3).float()
         index = torch.arange(60).repeat_interleave(len(visible))
         many = RowwiseRBM(model_energy.rbm, targets.biases.take(index))
         log_z = -many.free_energy(visible.repeat(60, 1)).double()

@@ -15,12 +15,12 @@ from skebm.distributions import (
     IndependentBernoulli,
     LatentClasses,
 )
-from skebm.energies import MixedRBM, RowwiseRBM, TemporalEnergy
+from skebm.energies import RowwiseRBM
 from skebm.energies.rbm.temporal import exact_log_z
 from skebm.estimators.sequences.blocks import ColouredWindows
 from skebm.estimators.sequences.clamped import ClampedChains
 from skebm.estimators.sequences.imputation import stretches
-from tests.support.oracle import seeded
+from tests.support.oracle import make_temporal, seeded
 from tests.support.tiers import full, named, only_full
 
 F64 = torch.float64
@@ -44,13 +44,7 @@ TWO = Gaussian(
 
 
 def energy_of(base, order=2, recurrent=False, scale=0.7, n_hidden=2):
-    g = seeded(1)
-    rbm = MixedRBM(base, n_hidden, generator=g, dtype=F64)
-    energy = TemporalEnergy(rbm, order, recurrent)
-    with torch.no_grad():
-        for p in energy.parameters():
-            p.copy_(scale * torch.randn(p.shape, generator=g, dtype=F64))
-    return energy
+    return make_temporal(base, n_hidden, 1, order=order, recurrent=recurrent, scale=scale)
 
 
 def frames_of(energy, levels, length=T):
