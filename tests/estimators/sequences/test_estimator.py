@@ -1,6 +1,5 @@
 """Temporal RBMs against sums over all frames and hidden states."""
 
-
 import numpy as np
 import pandas as pd
 import pytest
