@@ -36,6 +36,16 @@ def whole_numbers(name: str, values: Any, least: int) -> tuple[int, ...]:
     return tuple(int(value) for value in several)
 
 
+def number_in(name: str, value: Any, interval: str) -> float:
+    """A number as float; `ValueError` unless it lies in an interval, such as ``"(0, 1]"``."""
+    low, high = map(float, interval[1:-1].split(","))
+    number = float(value) if isinstance(value, Real) else math.nan
+    at_end = (number == low and interval[0] == "[") or (number == high and interval[-1] == "]")
+    if not (low < number < high or at_end):
+        raise ValueError(f"{name} must be in {interval}, got {value!r}.")
+    return number
+
+
 def check_start(
     energy: Energy,
     x: Tensor,

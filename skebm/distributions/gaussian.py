@@ -6,14 +6,13 @@ import copy
 import functools
 import math
 from collections.abc import Iterator
-from numbers import Real as RealNumber
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from skebm.base import Clamp, Real
 from skebm.base.energy import check_temperature
+from skebm.base.sampler import number_in
 from skebm.base.torchtools import distinct_masks
 from skebm.distributions._fitting import (
     check_row_weights,
@@ -138,8 +137,10 @@ class Gaussian(Distribution):
             return cls(mean.view(shape).to(x.dtype), scale.view(shape).to(x.dtype))
         z = centred / scale
         correlation = (z * w[:, None]).t() @ z / w.sum()
-        auto = shrinkage == "auto"
-        s = ledoit_wolf(z, w, correlation) if auto else _check_shrinkage(shrinkage)
+        if shrinkage == "auto":
+            s = ledoit_wolf(z, w, correlation)
+        else:
+            s = number_in('shrinkage other than "auto"', shrinkage, "[0, 1]")
         correlation = (1 - s) * correlation
         correlation.diagonal().fill_(1.0)
         # Factorised in float64: in single precision the shrunk matrix may be singular again.
@@ -419,12 +420,6 @@ def _cholesky(covariance: Tensor, mean: Tensor) -> Tensor:
             "Add to its diagonal, as Gaussian.fit does with `shrinkage`."
         )
     return scale_tril.to(mean)
-
-
-def _check_shrinkage(shrinkage: Any) -> float:
-    if not isinstance(shrinkage, RealNumber) or not 0 <= float(shrinkage) <= 1:
-        raise ValueError(f'shrinkage must be "auto" or in [0, 1], got {shrinkage!r}.')
-    return float(shrinkage)
 
 
 def ledoit_wolf(z: Tensor, w: Tensor, correlation: Tensor) -> float:

@@ -43,7 +43,8 @@ class IndependentTilt(Tilt):
     @functools.cached_property
     def mean(self) -> Tensor:  # type: ignore[override]
         """Probability of a one, (n, d)."""
-        return self.logits.sigmoid()
+        mean = self.logits.sigmoid()
+        return mean if self.known is None else self.known.apply(mean)
 
     @property
     def log_normaliser(self) -> Tensor:  # type: ignore[override]

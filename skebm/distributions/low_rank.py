@@ -11,26 +11,28 @@ import torch
 from torch import Tensor
 
 from skebm.base import Clamp, Real
-from skebm.base.energy import check_temperature
-from skebm.base.sampler import whole_number
+from skebm.base.sampler import number_in, whole_number
 from skebm.base.torchtools import distinct_masks
 from skebm.distributions._fitting import (
     draw_index,
-    log_integrals_at_temperature,
     map_chunks,
     positive,
-    weights_at_temperature,
 )
-from skebm.distributions.base import Distribution, Envelope
 from skebm.distributions.conditionals import Given, in_order
 from skebm.distributions.conditionals.column import NormalMixtures
-from skebm.distributions.mixture import MIN_COUNT, _check_range, _StandardisedRows, clusters
+from skebm.distributions.mixture import (
+    MIN_COUNT,
+    NormalMixture,
+    _StandardisedRows,
+    clusters,
+    normalised_weights,
+)
 
 # Numbers computed at once: more of them do not fit into the caches of a core.
 AT_ONCE = 2**17
 
 
-class LowRankMixture(Distribution):
+class LowRankMixture(NormalMixture):
     r"""A mixture of factor analysers: normal distributions of low rank plus diagonal covariance.
 
     .. math:: q(x) = \sum_{k=1}^{K} \pi_k \, N(x; \mu_k, W_k W_k^\top + \Psi_k)
@@ -167,9 +169,9 @@ class LowRankMixture(Distribution):
         whole_number("n_components", n_components, 1)
         whole_number("rank", rank, 0)
         whole_number("max_iter", max_iter, 1)
-        _check_range(regularisation, "regularisation", 1.0)
-        _check_range(tol, "tol", math.inf)
-        _check_range(prior_rows, "prior_rows", math.inf)
+        number_in("regularisation", regularisation, "[0, 1)")
+        number_in("tol", tol, "[0, inf)")
+        number_in("prior_rows", prior_rows, "[0, inf)")
         table = _StandardisedRows.of(x, weight, regularisation, 0.0)
         if generator is None:
             generator = torch.Generator(x.device).manual_seed(0)
@@ -185,11 +187,6 @@ class LowRankMixture(Distribution):
             mixture.factors * scale[:, None],
             mixture.variances * scale.square(),
         ).to(x.device, x.dtype)
-
-    @property
-    def n_components(self) -> int:
-        """K."""
-        return len(self.weights)
 
     @property
     def rank(self) -> int:
@@ -220,10 +217,6 @@ class LowRankMixture(Distribution):
 
     def log_prob(self, x: Tensor) -> Tensor:
         return self._map_chunks(lambda rows: self._logits(rows)[1].logsumexp(0), x)
-
-    def score(self, x: Tensor) -> Tensor:
-        """Gradient of the log-density: component scores weighted by the responsibilities."""
-        return self.log_prob_and_score(x)[1]
 
     def log_prob_and_score(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Log-density (n,) and its gradient (n, d), at little more than the cost of one."""
@@ -258,21 +251,9 @@ class LowRankMixture(Distribution):
         along = along.transpose(0, 1).flatten(1)
         return value, torch.addmm(-diagonal, along, self._scaled_axes.to(x))
 
-    def tempered(self, temperature: float) -> Envelope:
-        """The mixture of the components at a temperature, weighted to lie above the power."""
-        check_temperature(temperature)
-        log_weights = self.weights.double().log()
-        log_normalisers = log_weights - self._constant.double()
-        bounds = log_integrals_at_temperature(log_normalisers, self.means.shape[1], temperature)
-        weights, log_bound = weights_at_temperature(log_weights, bounds, temperature)
-        used = weights > 0  # others have underflowed
-        wider = LowRankMixture(
-            weights[used],
-            self.means[used],
-            math.sqrt(temperature) * self.factors[used],
-            temperature * self.variances[used],
-        )
-        return Envelope(wider, log_bound)
+    def _widened(self, used: Tensor, weights: Tensor, factor: float) -> LowRankMixture:
+        factors, variances = math.sqrt(factor) * self.factors[used], factor * self.variances[used]
+        return LowRankMixture(weights, self.means[used], factors, variances)
 
     def convolved(self, sigma: float | Tensor) -> LowRankMixture:
         r"""The convolution with normal noise, which adds :math:`\sigma^2` to all variances.
@@ -379,26 +360,17 @@ class LowRankGiven(Given):
 
 def _check_low_rank(weights: Any, means: Any, factors: Any, variances: Any) -> Tensor:
     """The normalised weights in float64; `ValueError` for invalid parameters."""
-    if not (isinstance(means, Tensor) and means.is_floating_point() and means.dim() == 2):
-        raise ValueError("means must be a floating-point tensor of shape (K, d).")
+    weight = normalised_weights(weights, means)
     n, d = means.shape
-    if not (isinstance(weights, Tensor) and weights.shape == (n,) and n > 0):
-        raise ValueError("weights must be a tensor of shape (K,), one for each of the means.")
     if not (isinstance(factors, Tensor) and factors.dim() == 3 and factors.shape[:2] == (n, d)):
         raise ValueError(f"factors must be a tensor of shape (K, d, r), here {(n, d)} and a rank.")
     if not (isinstance(variances, Tensor) and variances.shape == (n, d)):
         raise ValueError(f"variances must be a tensor of shape (K, d), here {(n, d)}.")
-    if not (means.isfinite().all() and factors.isfinite().all()):
-        raise ValueError("means and factors must be finite.")
+    if not factors.isfinite().all():
+        raise ValueError("factors must be finite.")
     if not (variances.isfinite() & (variances > 0)).all():
         raise ValueError("variances must be positive and finite.")
-    weight = weights.detach().double()
-    if not (weight > 0).all() or not abs(float(weight.sum()) - 1) < 1e-3:
-        raise ValueError(
-            "weights must be positive and sum to 1: divide them by their sum, and leave out "
-            "components of weight zero."
-        )
-    return weight / weight.sum()
+    return weight
 
 
 # ------------------------------------------------------------------------------

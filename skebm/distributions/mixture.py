@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Callable
-from numbers import Real as RealNumber
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from skebm.base import Clamp, Real
 from skebm.base.energy import check_temperature
-from skebm.base.sampler import whole_number
+from skebm.base.sampler import number_in, whole_number
 from skebm.distributions._fitting import (
     check_row_weights,
     check_sigma,
@@ -252,7 +252,38 @@ def estimates(
     return count / count.sum(), means, prior.covariances(count, scatter)
 
 
-class GaussianMixture(Distribution):
+class NormalMixture(Distribution):
+    """A mixture of normal distributions, in whatever form it holds their covariances."""
+
+    weights: Tensor  # (K,)
+    means: Tensor  # (K, d)
+    _constant: Tensor  # (K,), log of the weights times the largest densities
+
+    @property
+    def n_components(self) -> int:
+        """K."""
+        return len(self.weights)
+
+    def score(self, x: Tensor) -> Tensor:
+        """Gradient of the log-density: component scores weighted by the responsibilities."""
+        return self.log_prob_and_score(x)[1]
+
+    def tempered(self, temperature: float) -> Envelope:
+        """The mixture of the components at a temperature, weighted to lie above the power."""
+        check_temperature(temperature)
+        log_weights = self.weights.double().log()
+        log_normalisers = log_weights - self._constant.double()
+        bounds = log_integrals_at_temperature(log_normalisers, self.means.shape[1], temperature)
+        weights, log_bound = weights_at_temperature(log_weights, bounds, temperature)
+        used = weights > 0  # others have underflowed
+        return Envelope(self._widened(used, weights[used], temperature), log_bound)
+
+    @abc.abstractmethod
+    def _widened(self, used: Tensor, weights: Tensor, factor: float) -> Distribution:
+        """A mixture of some components with other weights, and covariances times `factor`."""
+
+
+class GaussianMixture(NormalMixture):
     r"""A mixture of normal distributions over flat rows.
 
     .. math:: q(x) = \sum_{k=1}^{K} \pi_k \, N(x; \mu_k, \Sigma_k)
@@ -382,9 +413,9 @@ class GaussianMixture(Distribution):
         whole_number("n_components", n_components, 1)
         whole_number("n_init", n_init, 1)
         whole_number("max_iter", max_iter, 1)
-        _check_range(regularisation, "regularisation", 1.0)
-        _check_range(tol, "tol", math.inf)
-        _check_range(0.0 if prior_rows is None else prior_rows, "prior_rows", math.inf)
+        number_in("regularisation", regularisation, "[0, 1)")
+        number_in("tol", tol, "[0, inf)")
+        number_in("prior_rows", 0.0 if prior_rows is None else prior_rows, "[0, inf)")
         table = _StandardisedRows.of(x, weight, regularisation, sigma)
         if generator is None:
             generator = torch.Generator(x.device).manual_seed(0)
@@ -424,8 +455,8 @@ class GaussianMixture(Distribution):
         weight, regularisation, sigma, prior_rows
             As in :meth:`fit`. A label whose rows have zero weight gets no component.
         """
-        _check_range(regularisation, "regularisation", 1.0)
-        _check_range(0.0 if prior_rows is None else prior_rows, "prior_rows", math.inf)
+        number_in("regularisation", regularisation, "[0, 1)")
+        number_in("prior_rows", 0.0 if prior_rows is None else prior_rows, "[0, inf)")
         if labels.shape != x.shape[:1]:
             raise ValueError(f"labels must be of shape ({len(x)},), got {tuple(labels.shape)}.")
         w = check_row_weights(x, weight)
@@ -483,11 +514,6 @@ class GaussianMixture(Distribution):
         return cls(weights, means, covariances).to(x.device, x.dtype)
 
     @property
-    def n_components(self) -> int:
-        """K."""
-        return len(self.weights)
-
-    @property
     def n_parameters(self) -> int:
         """Number of free parameters of the weights, the means and the covariances."""
         n, d = self.means.shape
@@ -536,10 +562,6 @@ class GaussianMixture(Distribution):
     def log_prob(self, x: Tensor) -> Tensor:
         return map_chunks(lambda rows: self._logits(rows)[1].logsumexp(1), x, self._maps.shape[1])
 
-    def score(self, x: Tensor) -> Tensor:
-        """Gradient of the log-density: component scores weighted by the responsibilities."""
-        return self.log_prob_and_score(x)[1]
-
     def log_prob_and_score(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Log-density (n,) and its gradient (n, d), at little more than the cost of one."""
         return map_chunks(self._log_prob_and_score, x, self._maps.shape[1])
@@ -556,18 +578,9 @@ class GaussianMixture(Distribution):
         responsibilities = (logits - value[:, None]).exp()
         return value, -(z * responsibilities[..., None]).flatten(1) @ self._maps.to(x).t()
 
-    def tempered(self, temperature: float) -> Envelope:
-        """The mixture of the components at a temperature, weighted to lie above the power."""
-        check_temperature(temperature)
-        log_weights, means, covariances = self.components()
-        log_normalisers = log_weights - self._constant.double()
-        bounds = log_integrals_at_temperature(log_normalisers, means.shape[1], temperature)
-        weights, log_bound = weights_at_temperature(log_weights, bounds, temperature)
-        used = weights > 0  # others have underflowed
-        wider = GaussianMixture(
-            weights[used], self.means[used], temperature * covariances[used].to(self.means)
-        )
-        return Envelope(wider, log_bound)
+    def _widened(self, used: Tensor, weights: Tensor, factor: float) -> GaussianMixture:
+        covariances = self.components()[2][used].to(self.means)
+        return GaussianMixture(weights, self.means[used], factor * covariances)
 
     def convolved(self, sigma: float | Tensor) -> GaussianMixture:
         r"""The convolution with normal noise, which adds :math:`\sigma^2` to all variances.
@@ -596,13 +609,20 @@ class GaussianMixture(Distribution):
 
 def _check_parameters(weights: Any, means: Any, covariances: Any) -> Tensor:
     """The normalised weights in float64; `ValueError` for invalid parameters."""
-    if not (isinstance(means, Tensor) and means.is_floating_point() and means.dim() == 2):
-        raise ValueError("means must be a floating-point tensor of shape (K, d).")
+    weight = normalised_weights(weights, means)
     n, d = means.shape
-    if not (isinstance(weights, Tensor) and weights.shape == (n,) and n > 0):
-        raise ValueError("weights must be a tensor of shape (K,), one for each of the means.")
     if not (isinstance(covariances, Tensor) and covariances.shape == (n, d, d)):
         raise ValueError(f"covariances must be a tensor of shape (K, d, d), here {(n, d, d)}.")
+    return weight
+
+
+def normalised_weights(weights: Any, means: Any) -> Tensor:
+    """The weights of a mixture in float64; `ValueError` for invalid ones or invalid means."""
+    if not (isinstance(means, Tensor) and means.is_floating_point() and means.dim() == 2):
+        raise ValueError("means must be a floating-point tensor of shape (K, d).")
+    n = len(means)
+    if not (isinstance(weights, Tensor) and weights.shape == (n,) and n > 0):
+        raise ValueError("weights must be a tensor of shape (K,), one for each of the means.")
     if not means.isfinite().all():
         raise ValueError("means must be finite.")
     weight = weights.detach().double()
@@ -632,8 +652,3 @@ def _positive_definite(covariances: Tensor) -> Tensor:
             "add to its diagonal."
         )
     return covariances
-
-
-def _check_range(value: Any, name: str, below: float) -> None:
-    if not isinstance(value, RealNumber) or not 0 <= float(value) < below:
-        raise ValueError(f"{name} must be a number in [0, {below:g}), got {value!r}.")

@@ -131,27 +131,50 @@ class Layers:
 # ------------------------------------------------------------------------------
 
 
-class FirstLayerMixin:
-    """What a deep machine remembers of the RBM of its first layer, from which it was trained.
+class DeepMachineMixin:
+    """What deep machines share: their layers, and what they remember of the RBM of the first layer.
 
-    It is a machine of the same shape, whose upper layers are independent of x and of each other, so
-    that p(x) is that of the RBM. Annealing goes through it (see
+    That is a machine of the same shape, whose upper layers are independent of x and of each other,
+    so that p(x) is that of the RBM. Annealing goes through it (see
     :class:`skebm.energies.path.FirstLayerPath`). Its parameters are buffers, so that they are
     stored but not trained.
     """
 
     layers: Layers
     remembers: bool
+    weight: Tensor
     named_parameters: Any
     get_buffer: Any
 
-    def _remember(self, first_layer: bool) -> None:
-        """Make room for the parameters of a first layer, if there is to be one."""
+    @torch.no_grad()
+    def _lay_out(self, layers: Layers, scale: float | None, remembers: bool) -> None:
+        """Scale standard normal weights, set those to zero that do not exist; room for buffers."""
         module: Any = self
-        self.remembers = first_layer
-        if first_layer:
-            for name, own in list(module.named_parameters()):
-                module.register_buffer(f"first_{name}", torch.zeros_like(own))
+        self.layers, self.remembers = layers, remembers
+        factor = torch.zeros_like(self.weight)
+        for rows, columns in layers.couplings():
+            n_units = rows.stop - rows.start + columns.stop - columns.start
+            factor[rows, columns] = (2 / n_units) ** 0.5 if scale is None else scale
+        self.weight.mul_(factor)
+        for name, own in list(module.named_parameters()) if remembers else ():
+            module.register_buffer(f"first_{name}", torch.zeros_like(own))
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        """W_l, (units of layer l, units of layer l - 1), from below."""
+        return self.layers.weights(self)
+
+    @property
+    def biases(self) -> tuple[Tensor, ...]:
+        """Biases of the layers, that of x first; a base in the energy adds its own."""
+        return self.layers.biases(self)
+
+    def contrast_gradient(self, centering: Centering | None, penalty: Penalty | None) -> Any:
+        """The gradient of the RBM, without that of weights that do not exist."""
+        rbm: Any = super()
+        gradient = rbm.contrast_gradient(centering, penalty)
+        mask = self.layers.mask(self.weight.device)
+        return gradient if mask is None else MaskedGradient(gradient, self, mask)
 
     @torch.no_grad()
     def set_first_layer(self, rbm: Any) -> None:
@@ -217,7 +240,7 @@ class FirstLayerRows(Distribution):
     Parameters
     ----------
     energy : BernoulliRBM or MixedRBM
-        The machine at its first layer (:meth:`FirstLayerMixin.since_first_layer`).
+        The machine at its first layer (:meth:`DeepMachineMixin.since_first_layer`).
     layers : Layers
     draw : callable
         ``draw(n, generator)`` returns rows x of the RBM, (n, d).
@@ -249,7 +272,7 @@ class FirstLayerRows(Distribution):
         return self
 
 
-class BernoulliDBM(FirstLayerMixin, BernoulliRBM):
+class BernoulliDBM(DeepMachineMixin, BernoulliRBM):
     r"""Deep Boltzmann machine of binary units, with all hidden layers.
 
     .. math:: E(x, h_1, \dots, h_L) = -b_0^\top x - \sum_{l=1}^L \bigl(b_l^\top h_l
@@ -314,28 +337,10 @@ class BernoulliDBM(FirstLayerMixin, BernoulliRBM):
         super().__init__(
             layout.n_row, layout.n_between, generator=generator, scale=1.0, dtype=dtype, base=base
         )
-        self.layers = layout
-        scale_weights(self, layout, scale)
-        self._remember(remembers)
-
-    @property
-    def weights(self) -> tuple[Tensor, ...]:
-        """W_l, (units of layer l, units of layer l - 1), from below."""
-        return self.layers.weights(self)
-
-    @property
-    def biases(self) -> tuple[Tensor, ...]:
-        """Biases of the layers, that of x first."""
-        return self.layers.biases(self)
-
-    def contrast_gradient(  # type: ignore[override]
-        self, centering: Centering | None, penalty: Penalty | None
-    ) -> ContrastGradient:
-        """The gradient of the RBM, without that of weights that do not exist."""
-        return mask_gradient(super().contrast_gradient(centering, penalty), self)
+        self._lay_out(layout, scale, remembers)
 
 
-class MixedDBM(FirstLayerMixin, MixedRBM):
+class MixedDBM(DeepMachineMixin, MixedRBM):
     r"""Deep Boltzmann machine with visible units of any kind; see :class:`MixedRBM`.
 
     .. math:: E(x, h_1, \dots, h_L) = -\log q_s(x) - b_0^\top t(x) - h_1^\top W_1 t(x)
@@ -396,41 +401,7 @@ class MixedDBM(FirstLayerMixin, MixedRBM):
             beside = IndependentBernoulli(torch.full((layout.n_beside,), HIDDEN_LOGIT, **new))
             base = Columns([*blocks_of(base), beside])
         super().__init__(base, layout.n_between, generator=generator, scale=1.0, dtype=dtype)
-        self.layers = layout
-        scale_weights(self, layout, scale)
-        self._remember(remembers)
-
-    @property
-    def weights(self) -> tuple[Tensor, ...]:
-        """W_l, (units of layer l, units of layer l - 1), from below."""
-        return self.layers.weights(self)
-
-    @property
-    def biases(self) -> tuple[Tensor, ...]:
-        """Biases of the layers, that of x first, in addition to those of the base."""
-        return self.layers.biases(self)
-
-    def contrast_gradient(  # type: ignore[override]
-        self, centering: Centering | None, penalty: Penalty | None
-    ) -> ContrastGradient:
-        """The gradient of the RBM, without that of weights that do not exist."""
-        return mask_gradient(super().contrast_gradient(centering, penalty), self)
-
-
-@torch.no_grad()
-def scale_weights(energy: Any, layers: Layers, scale: float | None) -> None:
-    """Scale standard normal weights, and set those to zero that do not exist."""
-    factor = torch.zeros_like(energy.weight)
-    for rows, columns in layers.couplings():
-        n_units = rows.stop - rows.start + columns.stop - columns.start
-        factor[rows, columns] = (2 / n_units) ** 0.5 if scale is None else scale
-    energy.weight.mul_(factor)
-
-
-def mask_gradient(gradient: Any, energy: Any) -> ContrastGradient:
-    """The gradient, masked where some weights are fixed at zero."""
-    mask = energy.layers.mask(energy.weight.device)
-    return gradient if mask is None else MaskedGradient(gradient, energy, mask)
+        self._lay_out(layout, scale, remembers)
 
 
 class MaskedGradient(ContrastGradient):

@@ -22,7 +22,7 @@ from skebm.distributions import (
     IndependentCategorical,
     Uniform,
 )
-from skebm.energies.deep import FirstLayerMixin, FirstLayerRows
+from skebm.energies.deep import DeepMachineMixin, FirstLayerRows
 from skebm.energies.pairwise import BoltzmannMachine
 from skebm.energies.rbm.binary import BernoulliRBM, Tilted
 from skebm.energies.rbm.classes import ClassRBM
@@ -73,7 +73,7 @@ def annealing_path(energy: Energy, base: Distribution) -> AnnealingPath:
     """
     if isinstance(base, FirstLayerRows):
         return SinceFirstLayer(energy, base)
-    if isinstance(energy, FirstLayerMixin) and energy.remembers:
+    if isinstance(energy, DeepMachineMixin) and energy.remembers:
         return FirstLayerPath(energy, base)
     if isinstance(energy, TrajectoryEnergy):
         return TrajectoryPath(energy, base)
@@ -552,12 +552,6 @@ class GeometricPath(AnnealingPath):
         parts = self._with_grad(x) if with_grad else self._without_grad(x)
         self._cache = x, parts
         return parts
-
-    @property
-    def _corrects_base(self) -> bool:
-        """Whether the energy is a network that corrects this base, which is evaluated once then."""
-        energy: Any = self.energy
-        return energy.corrects(self.base)
 
     def _without_grad(self, x: Tensor) -> Parts:
         log_q = self.base.log_prob(x)

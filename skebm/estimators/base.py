@@ -31,6 +31,7 @@ from sklearn.base import (
     TransformerMixin,
     clone,
 )
+from sklearn.utils import Bunch
 from torch import Tensor
 
 from skebm._validation import (
@@ -67,7 +68,6 @@ from skebm.base import (
     torchtools,
 )
 from skebm.base import Real as Numbers
-from skebm.base.energy import check_temperature
 from skebm.base.processes import (
     Epochs,
     TasksMixin,
@@ -76,7 +76,6 @@ from skebm.base.processes import (
     lock_of,
     repeat,
 )
-from skebm.base.sampler import whole_number
 from skebm.energies.neural import network_from_state, network_to_state
 from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.recipe import Recipe
@@ -155,6 +154,7 @@ class NamedEstimators(Composition):
     """An estimator of a list `estimators` of names and estimators, by default a certain one."""
 
     estimators: Any
+    _fitted_names: ClassVar[str]  # attribute that holds the fitted ones by name, a Bunch
     _default_estimators: Callable[[], list[tuple[str, Any]]]
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -172,6 +172,17 @@ class NamedEstimators(Composition):
                 self.estimators = default
         self._set_params("estimators", **params)
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__().copy()
+        if self._fitted_names in state:  # as a plain dictionary, which files of others may hold
+            state[self._fitted_names] = dict(state[self._fitted_names])
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self._fitted_names in state:
+            setattr(self, self._fitted_names, Bunch(**state[self._fitted_names]))
 
 
 def atomic(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -854,7 +865,29 @@ class FeaturesMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, OfModel):
         return int(self._recipe.family.n_hidden)
 
 
-class PartitionMixin(OfModel):
+class LogPartitionMixin:
+    """log Z of a model, its error and its bounds, in nats."""
+
+    _log_partition: Callable[[], LogPartition]
+
+    @property
+    def log_partition_(self) -> float:
+        """log Z in nats, computed when first needed; 0 with ``partition=None``."""
+        return self._log_partition().value
+
+    @property
+    def log_partition_std_(self) -> float:
+        """Standard error of `log_partition_`; 0 if exact."""
+        return self._log_partition().std_error
+
+    @property
+    def log_partition_bounds_(self) -> tuple[float, float]:
+        """Lower and upper bounds on log Z, or an interval that it is probably in."""
+        found = self._log_partition()
+        return found.lower, found.upper
+
+
+class PartitionMixin(LogPartitionMixin, OfModel):
     """Energies, log Z and likelihoods of a model whose rows share one log Z."""
 
     _log_z: LogZ
@@ -903,15 +936,6 @@ class PartitionMixin(OfModel):
         """Proper scoring rule of rows that needs no log Z, (n,), higher is better."""
         found: Tensor = self._recipe.family.proper_score(self._recipe, rows, self._scoring_energy())
         return found
-
-    def _check_draws(self, n_samples: int, n_steps: int, temperature: float) -> None:
-        """Raise an error that names what is wrong with the arguments of `sample`."""
-        check_is_fitted(self)
-        whole_number("n_samples", n_samples, 1)
-        whole_number("n_steps", n_steps, 1)
-        check_temperature(temperature)
-        n_numbers = n_samples * self.energy_.domain.n_columns
-        torchtools.check_memory(f"n_samples={n_samples}", n_numbers, torch.float64)
 
     # ---------------------------------------------------------------- log Z
 
@@ -1016,22 +1040,6 @@ class PartitionMixin(OfModel):
         return f"as given: {in_a_line(self.partition)}"
 
     @property
-    def log_partition_(self) -> float:
-        """log Z in nats, computed when first needed; 0 with ``partition=None``."""
-        return self._log_partition().value
-
-    @property
-    def log_partition_std_(self) -> float:
-        """Standard error of `log_partition_`; 0 if exact."""
-        return self._log_partition().std_error
-
-    @property
-    def log_partition_bounds_(self) -> tuple[float, float]:
-        """Lower and upper bounds on log Z, of the kind given by `log_partition_kind_`."""
-        found = self._log_partition()
-        return found.lower, found.upper
-
-    @property
     def log_partition_kind_(self) -> str:
         """Kind of the bounds: ``"exact"``, ``"certain"``, ``"probabilistic"``, ``"heuristic"``."""
         return self._log_partition().bound_kind
@@ -1042,14 +1050,46 @@ class PartitionMixin(OfModel):
         return self._log_partition().parts
 
 
-class DetectionMixin(OutlierMixin, DensityMixin, OfModel):
+class ThresholdMixin(OutlierMixin):
+    """Outliers by a threshold of scores."""
+
+    score_samples: Any
+    offset_: Any
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """`score_samples` minus `offset_`: negative for outliers.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix, frame} of shape (n_samples, n_features)
+            Of the kinds that `fit` takes.
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+        """
+        found: np.ndarray = self.score_samples(X) - self.offset_
+        return found
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Classify rows as inliers (+1) or outliers (-1).
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix, frame} of shape (n_samples, n_features)
+            Of the kinds that `fit` takes.
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+        """
+        return np.where(self.decision_function(X) >= 0, 1, -1)
+
+
+class DetectionMixin(ThresholdMixin, DensityMixin, OfModel):
     """Fits of a density, and the threshold by which it detects outliers."""
 
     contamination: Any
-
-    @abc.abstractmethod
-    def decision_function(self, X: Any) -> np.ndarray:
-        """How much likelier each row is than the threshold, negative for outliers, (n_samples,)."""
 
     @abc.abstractmethod
     def _set_threshold(self, rows: Rows) -> None:
@@ -1115,19 +1155,6 @@ class DetectionMixin(OutlierMixin, DensityMixin, OfModel):
         """Fraction of `rows`, those a fit kept, that `predict` classifies as outliers."""
         return rows.share_of_kept(0.1 if self.contamination == "auto" else self.contamination)
 
-    def predict(self, X: Any) -> np.ndarray:
-        """Classify rows as inliers (+1) or outliers (-1).
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-
-        Returns
-        -------
-        ndarray of shape (n_samples,)
-        """
-        return np.where(self.decision_function(X) >= 0, 1, -1)
-
 
 class BaseDensity(DetectionMixin, PartitionMixin, BaseEBM, abc.ABC):
     """Base class of densities whose rows share one log Z."""
@@ -1191,9 +1218,15 @@ class BaseDensity(DetectionMixin, PartitionMixin, BaseEBM, abc.ABC):
 
 
 class ConditionalPartitionMixin(OfModel):
-    """log Z of a model in which each condition has its own."""
+    """log Z of a model in which each condition has its own, and the base that it corrects."""
 
     partition: Any
+
+    @property
+    def base_(self) -> Any:
+        """The fitted base of a row given its condition."""
+        check_is_fitted(self)
+        return self._recipe.base
 
     @property
     def partition_(self) -> ConditionalAIS:

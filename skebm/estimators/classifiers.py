@@ -213,6 +213,34 @@ class ProbabilisticClassifierMixin(ClassifierMixin, ModelQueriesMixin, Partition
             self._joint().expectations(x, known, probabilities, len(self.classes_), generator).log()
         )
 
+    @abc.abstractmethod
+    def _draw_class(
+        self, code: int, n: int, generator: torch.Generator, n_steps: int, temperature: float
+    ) -> Tensor:
+        """Rows of the energy of a class, at least n."""
+
+    def _draw_labelled(
+        self,
+        n_samples: int,
+        y: Any,
+        random_state: Any,
+        temperature: float,
+        given: Any,
+        n_steps: int,
+    ) -> np.ndarray:
+        """Rows of p(x) or, with labels, of p(x | y), at a temperature."""
+        if y is None:
+            return self._draw_rows(n_samples, random_state, temperature, given, n_steps)
+        self._check_draws(n_samples, temperature, n_steps=n_steps)
+        check_not_both(y, given)
+        codes, generator = codes_of(y, n_samples, self.classes_), self._generator(random_state)
+        drawn = []
+        for code, n in zip(*np.unique(codes, return_counts=True), strict=True):
+            found = self._draw_class(int(code), int(n), generator, n_steps, temperature)
+            drawn.append(found[:n])
+        place = np.argsort(codes, kind="stable").argsort()
+        return self._recipe.table.invert(torch.cat(drawn)[torch.from_numpy(place)])
+
     @raises_interrupt
     @atomic
     @fit_context(prefer_skip_nested_validation=True)

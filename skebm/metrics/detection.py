@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 from sklearn.utils import check_consistent_length, check_random_state
 
-from skebm.base.sampler import whole_number
+from skebm.base.sampler import number_in, whole_number
 from skebm.metrics._checks import Floats, numbers_of, positives
 
 # A function of the numbers of positive and of negative rows at each distinct score, ascending.
@@ -82,8 +81,7 @@ def fpr_at_tpr(y_true: Any, y_score: Any, *, tpr: float = 0.95, pos_label: Any =
     >>> fpr_at_tpr(y_true, log_p, tpr=0.75)
     0.0
     """
-    if not isinstance(tpr, Real) or not 0 < tpr <= 1:
-        raise ValueError(f"tpr must be in (0, 1], got {tpr!r}.")
+    number_in("tpr", tpr, "(0, 1]")
     positive, score = _check_scores(y_true, pos_label, y_score=y_score)
     false_rate, true_rate, _ = roc_curve(positive, score, drop_intermediate=False)
     # Both rates are nondecreasing, so the first threshold with enough true positives is the best.
@@ -284,8 +282,7 @@ def _bootstrap(
 ) -> Floats:
     """Statistic of every score on the same resamples, (n_scores, n_bootstraps)."""
     whole_number("n_bootstraps", n_bootstraps, 2)
-    if not isinstance(confidence, Real) or not 0 < confidence < 1:
-        raise ValueError(f"confidence must be in (0, 1), got {confidence!r}.")
+    number_in("confidence", confidence, "(0, 1)")
     rng = check_random_state(random_state)
     ranked = []
     for score in scores:  # ranked once; rows with equal scores have one rank

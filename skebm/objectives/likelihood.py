@@ -11,7 +11,7 @@ from torch import Tensor
 from skebm.base import Batch, BipartiteEnergy, Centering, Energy, Loss, Objective, Offsets, Penalty
 from skebm.base.objective import fill_missing, penalty_of, weighted_mean, why_diverged
 from skebm.energies import BernoulliRBM, Moments
-from skebm.energies.rbm.gradient import Gradient, RBMGradient
+from skebm.energies.rbm.gradient import Gradient
 
 # Numbers of a block of states: 16 MB of float32.
 CHUNK = 4_000_000
@@ -42,7 +42,40 @@ def unpack_offsets(
     return LikelihoodState(Offsets(mu, lam))
 
 
-class ExactLikelihood(Objective):
+class CenteredLikelihood(Objective):
+    """Objectives of an RBM without chains, whose gradient in closed form is centred."""
+
+    energy: Any
+
+    def _center(self, energy: Any, centering: Centering | None, penalty: Penalty | None) -> None:
+        """Set the energy, the centring and the penalties on weights and hidden units."""
+        for config in (centering, penalty):
+            if config is not None:
+                config.check()
+        self.energy, self.centering, self.penalty = energy, centering, penalty
+        self._gradient = energy.contrast_gradient(centering, penalty)
+
+    def start(self, batch: Batch, generator: torch.Generator) -> LikelihoodState:
+        """Offsets at the means of the rows."""
+        with torch.no_grad():
+            return LikelihoodState(self._gradient.start(batch.x, batch.weight))
+
+    def _penalty(self, batch: Batch) -> Tensor | float:
+        if self.penalty is None:
+            return 0.0
+        energy = self.energy
+        return self.penalty.value(energy.weight, energy.hidden(batch.x).mean, share_of(batch))
+
+    def pack(self, state: LikelihoodState | None) -> dict[str, Tensor | None]:
+        """Offsets."""
+        return pack_offsets(state)
+
+    def unpack(self, packed: dict[str, Tensor | None]) -> LikelihoodState | None:
+        """Rebuild the state; None, to start anew, if there are no offsets or no centring."""
+        return unpack_offsets(packed, self.centering)
+
+
+class ExactLikelihood(CenteredLikelihood):
     r"""Negative log-likelihood of a Bernoulli RBM, with log Z by enumeration of the smaller layer.
 
     The value, the mean free energy of the batch plus log Z, and its gradient are exact.
@@ -82,11 +115,7 @@ class ExactLikelihood(Objective):
         penalty: Penalty | None = None,
     ):
         super().__init__()
-        for config in (centering, penalty):
-            if config is not None:
-                config.check()
-        self.energy, self.centering, self.penalty = energy, centering, penalty
-        self._gradient = RBMGradient(energy, centering, penalty)
+        self._center(energy, centering, penalty)
         self._seen: tuple[list[Tensor], Moments] | None = None
 
     def work(self, n_rows: int) -> float:
@@ -101,21 +130,10 @@ class ExactLikelihood(Objective):
             self._seen = [w.clone() for w in weights], self.energy.moments()
         return self._seen[1]
 
-    def start(self, batch: Batch, generator: torch.Generator) -> LikelihoodState:
-        """Offsets at the means of the rows."""
-        with torch.no_grad():
-            return LikelihoodState(self._gradient.start(batch.x, batch.weight))
-
     def _value(self, batch: Batch, model: Moments) -> Tensor:
         share = share_of(batch)
         value = (share @ self.energy(batch.x)).double() + share.sum() * model.log_z
-        return value + self._penalty_value(batch, share)
-
-    def _penalty_value(self, batch: Batch, share: Tensor) -> Tensor | float:
-        if self.penalty is None:
-            return 0.0
-        h = self.energy.hidden(batch.x).mean
-        return self.penalty.value(self.energy.weight, h, share)
+        return value + self._penalty(batch)
 
     def forward(self, batch: Batch, state: LikelihoodState, generator: torch.Generator) -> Loss:
         """Weighted mean of F(x) + log Z, plus the penalties."""
@@ -132,21 +150,13 @@ class ExactLikelihood(Objective):
         offsets = self._gradient.write_plain(gradient, x, h, share, state.offsets)
         return Loss(self._value(batch, model), LikelihoodState(offsets))
 
-    def pack(self, state: LikelihoodState | None) -> dict[str, Tensor | None]:
-        """Offsets."""
-        return pack_offsets(state)
-
-    def unpack(self, packed: dict[str, Tensor | None]) -> LikelihoodState | None:
-        """Rebuild the state; None, to start anew, if there are no offsets or no centring."""
-        return unpack_offsets(packed, self.centering)
-
     @torch.no_grad()
     def monitor(
         self, batch: Batch, state: LikelihoodState, generator: torch.Generator
     ) -> dict[str, Tensor]:
         """Mean negative log-likelihood of the batch plus penalties, and the largest weight."""
         loss = weighted_mean(self.energy(batch.x) + self._moments().log_z, batch.weight)
-        loss = loss + self._penalty_value(batch, share_of(batch))
+        loss = loss + self._penalty(batch)
         return {"loss": loss, "largest_weight": self.energy.weight.abs().max()}
 
     @torch.no_grad()

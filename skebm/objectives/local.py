@@ -27,10 +27,9 @@ from skebm.base.objective import LARGEST_WEIGHT, LEAST_ROWS, penalty_of, weighte
 from skebm.energies import BernoulliRBM, MixedRBM
 from skebm.energies.rbm.gradient import Gradient
 from skebm.objectives.likelihood import (
+    CenteredLikelihood,
     LikelihoodState,
-    pack_offsets,
     share_of,
-    unpack_offsets,
 )
 from skebm.objectives.log_partition import LogPartitionMonitor
 
@@ -288,7 +287,7 @@ LOCAL_RULES: dict[str, type[LocalObjective]] = {
 }
 
 
-class CenteredObjective(Objective):
+class CenteredObjective(CenteredLikelihood):
     r"""A local objective of a restricted Boltzmann machine, centred and with its penalties.
 
     The gradient is that of the objective in the weights of centred units,
@@ -329,22 +328,12 @@ class CenteredObjective(Objective):
         penalty: Penalty | None = None,
     ):
         super().__init__()
-        for config in (centering, penalty):
-            if config is not None:
-                config.check()
-        energy: Any = objective.energy
-        self.objective, self.energy = objective, energy
-        self.centering, self.penalty = centering, penalty
-        self._gradient = energy.contrast_gradient(centering, penalty)
+        self.objective = objective  # before the energy: names of parameters begin with it
+        self._center(objective.energy, centering, penalty)
 
     def work(self, n_rows: int) -> float:
         """Multiplications of a step, which visits every column of every row in turn."""
         return super().work(n_rows) * self.energy.domain.n_columns
-
-    def start(self, batch: Batch, generator: torch.Generator) -> LikelihoodState:
-        """Offsets at the means of the rows."""
-        with torch.no_grad():
-            return LikelihoodState(self._gradient.start(batch.x, batch.weight))
 
     def forward(self, batch: Batch, state: LikelihoodState, generator: torch.Generator) -> Loss:
         """The objective plus the penalties."""
@@ -367,20 +356,6 @@ class CenteredObjective(Objective):
             return batch
         u = torch.rand(x.shape, generator=generator, dtype=x.dtype, device=x.device)
         return batch._replace(x=(u < x).to(x.dtype))
-
-    def _penalty(self, batch: Batch) -> Tensor | float:
-        if self.penalty is None:
-            return 0.0
-        energy = self.energy
-        return self.penalty.value(energy.weight, energy.hidden(batch.x).mean, share_of(batch))
-
-    def pack(self, state: LikelihoodState | None) -> dict[str, Tensor | None]:
-        """Offsets."""
-        return pack_offsets(state)
-
-    def unpack(self, packed: dict[str, Tensor | None]) -> LikelihoodState | None:
-        """Rebuild the state; None, to start anew, if there are no offsets or no centring."""
-        return unpack_offsets(packed, self.centering)
 
     @torch.no_grad()
     def monitor(self, batch: Batch, state: Any, generator: torch.Generator) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from skebm.base import ChainState, Energy, LikelihoodWarning, LogPartition, Sampler, sampling
 from skebm.base.processes import Notice, collect_warnings, progress_bar, repeat
-from skebm.base.sampler import whole_number
+from skebm.base.sampler import number_in, whole_number
 from skebm.base.torchtools import check_memory
 from skebm.distributions._fitting import draw_index
 from skebm.energies import AnnealingPath, annealing_path
@@ -25,7 +25,6 @@ from skebm.partition.checks import (
     NO_UPPER,
     MonteCarloEstimator,
     check_base,
-    check_delta,
     covers,
     default_base,
     default_sampler,
@@ -533,7 +532,7 @@ def annealing_plan(
     It is to be called without gradients, with the energy in ``eval()`` mode, after
     ``estimator.check``. It raises `TypeError` or `ValueError` for what cannot be annealed.
     """
-    check_delta(estimator.delta)
+    number_in("delta", estimator.delta, "(0, 1]")
     whole_number("n_betas", estimator.n_betas, 2)
     whole_number("n_chains", n_chains, 1)
     rows = rows_of(energy, x)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from numbers import Real as RealNumber
 from typing import Any
 
 import torch
@@ -52,12 +51,6 @@ def row_energies(energy: Energy, x: Tensor) -> Tensor:
 def generator_for(generator: torch.Generator | None, device: Any = "cpu") -> torch.Generator:
     """The generator, or one of seed 0 on `device`, so that estimates are reproducible."""
     return torch.Generator(device).manual_seed(0) if generator is None else generator
-
-
-def check_delta(delta: Any) -> None:
-    """Raise `ValueError` unless delta is a probability of failure, in (0, 1]."""
-    if not isinstance(delta, RealNumber) or not 0 < float(delta) <= 1:
-        raise ValueError(f"delta must be in (0, 1], got {delta!r}.")
 
 
 def rows_of(energy: Energy, x: Tensor | Mapping[str, Tensor] | None) -> Tensor | None:

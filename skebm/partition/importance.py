@@ -11,14 +11,13 @@ from torch import Tensor
 
 from skebm._validation import warn
 from skebm.base import Energy, LikelihoodWarning, LogPartition, Sampler, sampling
-from skebm.base.sampler import whole_number
+from skebm.base.sampler import number_in, whole_number
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
 from skebm.partition.checks import (
     NO_UPPER,
     MonteCarloEstimator,
     check_base,
-    check_delta,
     default_base,
     generator_for,
     has_uniform,
@@ -281,7 +280,7 @@ class ImportanceSampling(MonteCarloEstimator):
         """
         whole_number("n_samples", self.n_samples, 2)
         whole_number("chunk", self.chunk, 1)
-        check_delta(self.delta)
+        number_in("delta", self.delta, "(0, 1]")
         self.check(energy, x)
         rows = rows_of(energy, x)
         base = default_base(energy, rows) if base is None else base

@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Mapping
 from functools import cache
-from numbers import Real as RealNumber
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from skebm._validation import warn
 from skebm.base import Energy, LikelihoodWarning, LogPartition, Real, Sampler, sampling
-from skebm.base.sampler import whole_number
+from skebm.base.sampler import number_in, whole_number
 from skebm.base.torchtools import check_memory
 from skebm.distributions import Distribution
 from skebm.partition.checks import (
@@ -588,8 +587,7 @@ class Quadrature(MonteCarloEstimator):
         standard normal distribution.
         """
         whole_number("max_evaluations", self.max_evaluations, 1)
-        if not isinstance(self.tol, RealNumber) or not 0 < float(self.tol) <= MAX_ERROR:
-            raise ValueError(f"tol must be in (0, {MAX_ERROR}], got {self.tol!r}.")
+        number_in("tol", self.tol, f"(0, {MAX_ERROR}]")
         self.check(energy, x)
         rows = rows_of(energy, x)
         base = getattr(energy, "base", None) if base is None else base

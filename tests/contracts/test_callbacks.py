@@ -10,93 +10,21 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.validation import check_is_fitted
 
 from skebm import (
-    BoltzmannMachineDensity,
     BoostedDensity,
-    ConditionalDensity,
-    ContrastiveDivergenceDensity,
     DeepBeliefNetwork,
-    DeepBoltzmannMachine,
-    DensityClassifier,
-    DensityImputer,
-    DensityRegressor,
     EnergyOutlierDetector,
-    FlowContrastiveDensity,
-    GatedRBM,
-    HopfieldMemory,
     JEMClassifier,
     NCEDensity,
-    NeuralDensity,
-    OutlierEnsemble,
-    ProductOfDensities,
-    RBMClassifier,
     RBMEstimator,
-    RowSurprise,
-    ScoreMatchingDensity,
-    SequenceOutlierDetector,
-    SpikeSlabRBM,
-    SubspaceRBM,
-    TableEncoder,
-    TemporalRBM,
-    TemporalRBMClassifier,
-    TractableDensity,
-    Windows,
 )
 from skebm.base.processes import TasksMixin, collect_warnings
 from skebm.energies import MLP
 from skebm.estimators.storage.nets import arrays_of
-from skebm.partition import ConditionalAIS
 from tests.support.discovery import without_case
+from tests.support.estimators import BITS, FITS, LABELS, REAL, few, small
 from tests.support.tiers import full
 
 callback = pytest.importorskip("sklearn.callback", reason="scikit-learn 1.9 has callbacks")
-
-few = {"n_iter": 2, "random_state": 0}
-small = few | {"network": MLP((8,))}
-quick = {"partition": ConditionalAIS(n_betas=10, n_chains=10)}
-CASES = {
-    BoltzmannMachineDensity: BoltzmannMachineDensity("pcd", l2=0.01, **few),
-    ConditionalDensity: ConditionalDensity(given=[0], **small, **quick),
-    ContrastiveDivergenceDensity: ContrastiveDivergenceDensity(**small),
-    DeepBeliefNetwork: DeepBeliefNetwork((3, 2), rbm=RBMEstimator(n_iter=2), random_state=0),
-    DeepBoltzmannMachine: DeepBoltzmannMachine((3, 2), **few),
-    DensityClassifier: DensityClassifier(TractableDensity("gaussian"), random_state=0),
-    DensityImputer: DensityImputer(TractableDensity("gaussian"), random_state=0),
-    DensityRegressor: DensityRegressor(TractableDensity("gaussian"), random_state=0),
-    EnergyOutlierDetector: EnergyOutlierDetector(NCEDensity(**small), random_state=0),
-    FlowContrastiveDensity: FlowContrastiveDensity(flow="maf", n_flow_steps=2, **small),
-    GatedRBM: GatedRBM(3, 4, **few, **quick),
-    HopfieldMemory: HopfieldMemory(random_state=0),
-    JEMClassifier: JEMClassifier(**small),
-    BoostedDensity: BoostedDensity(n_iter=3, random_state=0),
-    NCEDensity: NCEDensity(**small),
-    NeuralDensity: NeuralDensity(objective="score_matching", **small),
-    OutlierEnsemble: OutlierEnsemble([("nce", NCEDensity(**small))], random_state=0),
-    ProductOfDensities: ProductOfDensities([("gaussian", TractableDensity("gaussian"))]),
-    RBMClassifier: RBMClassifier(3, **few),
-    RBMEstimator: RBMEstimator(3, **few),
-    RowSurprise: RowSurprise(NCEDensity(**small), random_state=0),
-    ScoreMatchingDensity: ScoreMatchingDensity(**small),
-    SequenceOutlierDetector: SequenceOutlierDetector(
-        TemporalRBM(2, **few, **quick), random_state=0
-    ),
-    SpikeSlabRBM: SpikeSlabRBM(3, **few),
-    SubspaceRBM: SubspaceRBM(2, 2, **few),
-    TableEncoder: TableEncoder(),
-    TemporalRBM: TemporalRBM(2, **few, **quick),
-    TemporalRBMClassifier: TemporalRBMClassifier(2, **few, **quick),
-    TractableDensity: TractableDensity("gaussian", random_state=0),
-    Windows: Windows(2),
-}
-_random = np.random.default_rng(0)
-BITS = _random.integers(0, 2, (40, 4)).astype(float)
-REALS = _random.normal(size=(40, 4))
-LABELS = np.arange(40) % 2
-
-
-def arguments(model):
-    """Rows and labels to which any of the estimators can be fitted."""
-    of_numbers = isinstance(model, FlowContrastiveDensity | Windows | ConditionalDensity)
-    return REALS if of_numbers else BITS, LABELS
 
 
 class Follower:
@@ -156,16 +84,16 @@ def learned(model):
         del state["history"]  # which has seconds
         return joblib.hash(arrays_of(state))
     says = next(n for n in ("score_samples", "transform", "predict") if hasattr(model, n))
-    return joblib.hash(getattr(model, says)(arguments(model)[0]))
+    return joblib.hash(getattr(model, says)(FITS[type(model)][1]))
 
 
 def test_every_estimator_has_a_case():
-    assert without_case(TasksMixin, CASES, "CASES in tests/contracts/test_callbacks.py") == []
+    assert without_case(TasksMixin, FITS, "FITS in tests/support/estimators.py") == []
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=lambda case: type(case).__name__)
-def test_fit_tells_its_tasks_and_is_the_same(case):
-    args, name = arguments(case), type(case).__name__
+@pytest.mark.parametrize("cls", FITS, ids=lambda cls: cls.__name__)
+def test_fit_tells_its_tasks_and_is_the_same(cls):
+    (case, *args), name = FITS[cls], cls.__name__
     follower = Follower()
     model = followed(case, follower, *args)
     (first, *tasks, last) = follower.told
@@ -184,15 +112,16 @@ def test_fit_tells_its_tasks_and_is_the_same(case):
     assert learned(model) == learned(plain)
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=lambda case: type(case).__name__)
-def test_failed_fit_ends_its_callbacks_and_changes_nothing(case):
+@pytest.mark.parametrize("cls", FITS, ids=lambda cls: cls.__name__)
+def test_failed_fit_ends_its_callbacks_and_changes_nothing(cls):
+    case, *args = FITS[cls]
     follower, model = Failing(), clone(case)
     model.set_callbacks(follower)
     before = dict(vars(model))
     with pytest.raises(OSError, match="disk full"), collect_warnings():
-        model.fit(*arguments(case))
+        model.fit(*args)
     assert vars(model) == before
-    assert follower.told[-1] == ("teardown", type(case).__name__)
+    assert follower.told[-1] == ("teardown", cls.__name__)
 
 
 def test_epochs_end_with_the_model_of_an_interruption():
@@ -202,17 +131,17 @@ def test_epochs_end_with_the_model_of_an_interruption():
             return len(self.ended) == 2
 
     follower, case = Kept(), NCEDensity(n_iter=6, random_state=0, network=MLP((8,)))
-    model = followed(case, follower, REALS)
+    model = followed(case, follower, REAL)
     assert model.n_iter_ == 2  # as the callback asked for
     stopped = follower.ended[1]
     assert stopped.threshold_ == pytest.approx(model.threshold_)
-    np.testing.assert_allclose(stopped.energy(REALS), model.energy(REALS))
-    assert not np.allclose(follower.ended[0].energy(REALS), model.energy(REALS))
+    np.testing.assert_allclose(stopped.energy(REAL), model.energy(REAL))
+    assert not np.allclose(follower.ended[0].energy(REAL), model.energy(REAL))
 
 
 def test_interrupted_fit_ends_with_a_usable_model():
     follower = Interrupting()
-    model = clone(CASES[RBMEstimator]).set_callbacks(follower)
+    model = RBMEstimator(3, **few).set_callbacks(follower)
     with pytest.raises(KeyboardInterrupt), collect_warnings():
         model.fit(BITS)
     assert model.n_iter_ == 2
@@ -239,7 +168,7 @@ def test_pipeline_and_search_reach_the_epochs():
         {"ncedensity__n_iter": [1, 3]},
         cv=2,
     )
-    search.set_callbacks(follower).fit(REALS)
+    search.set_callbacks(follower).fit(REAL)
     best = search.best_params_["ncedensity__n_iter"]
     assert follower.told.count(("end", "epoch")) == 2 * (1 + 3) + best
     assert follower.told.count(("setup", "GridSearchCV")) == 1
@@ -249,19 +178,21 @@ def test_pipeline_and_search_reach_the_epochs():
 @pytest.mark.parametrize("n_jobs", [1, pytest.param(2, marks=full)])
 def test_scores_are_monitored_in_workers_too(n_jobs):
     monitor = callback.ScoringMonitor(scoring="accuracy")
-    model = clone(CASES[JEMClassifier]).set_callbacks(monitor)
-    search = GridSearchCV(model, {"n_iter": [2]}, cv=2, n_jobs=n_jobs).fit(REALS, LABELS)
+    model = JEMClassifier(**small).set_callbacks(monitor)
+    search = GridSearchCV(model, {"n_iter": [2]}, cv=2, n_jobs=n_jobs).fit(REAL, LABELS)
     rows = monitor.get_logs().data
     refit = min(rows, key=lambda row: len(row["task_id_path"]))
     assert len([row for row in rows if row["task_name"] == "epoch"]) == 2 * 2 + 2
-    assert refit["accuracy"] == search.best_estimator_.score(REALS, LABELS)
+    assert refit["accuracy"] == search.best_estimator_.score(REAL, LABELS)
 
 
 def test_detector_and_network_tell_of_the_fits_within():
     follower = Everywhere()
-    followed(CASES[EnergyOutlierDetector], follower, REALS)
+    detector = EnergyOutlierDetector(NCEDensity(**small), random_state=0)
+    followed(detector, follower, REAL)
     assert follower.told.count(("end", "epoch")) == 2
     follower = Everywhere()
-    followed(CASES[DeepBeliefNetwork], follower, BITS)
+    network = DeepBeliefNetwork((3, 2), rbm=RBMEstimator(n_iter=2), random_state=0)
+    followed(network, follower, BITS)
     assert follower.told.count(("end", "epoch")) == 2 * 2
     assert len([one for one in follower.told if one[0] == "setup"]) == 1

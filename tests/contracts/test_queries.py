@@ -414,7 +414,7 @@ def test_questions_that_have_no_answer_say_what_is_wrong(cls):
         r"got \[0, 1\]": lambda: model.conditional(x, [0, 1]),
         "q must be probabilities, from 0 to 1": lambda: model.quantile(x, 0, 2),
         "q must be probabilities, got": lambda: model.quantile(x, 0, "a"),
-        "coverage must lie between": lambda: model.interval(x, 0, "a"),
+        "coverage must be in": lambda: model.interval(x, 0, "a"),
         "value must be a number, or one for each": lambda: model.cdf(x, 0, [1.0, 2.0, 3.0]),
         "value must be numbers": lambda: model.cdf(x, 0, "a"),
         "n_samples=3": lambda: model.sample(3, random_state=0, given=x),

@@ -27,36 +27,15 @@ from torch import nn
 
 import skebm
 from skebm import (
-    BoltzmannMachineDensity,
-    BoostedDensity,
     ConditionalDensity,
     ContrastiveDivergenceDensity,
-    DeepBeliefNetwork,
-    DeepBoltzmannMachine,
-    DensityClassifier,
-    DensityImputer,
-    DensityRegressor,
-    EnergyOutlierDetector,
     FlowContrastiveDensity,
     GatedRBM,
-    HopfieldMemory,
     JEMClassifier,
     NCEDensity,
-    NeuralDensity,
-    OutlierEnsemble,
-    ProductOfDensities,
-    RBMClassifier,
     RBMEstimator,
-    RowSurprise,
     ScoreMatchingDensity,
-    SequenceOutlierDetector,
-    SpikeSlabRBM,
-    SubspaceRBM,
-    TableEncoder,
-    TemporalRBM,
-    TemporalRBMClassifier,
     TractableDensity,
-    Windows,
 )
 from skebm.base.processes import (
     collect_warnings,
@@ -68,93 +47,32 @@ from skebm.base.processes import (
     threads,
     warn,
 )
-from skebm.energies import MLP
-from skebm.partition import ImportanceSampling
-from skebm.samplers import Persistent
+from tests.support.estimators import BITS, FITS, RBM, REAL, small
 from tests.support.sources import modules, parsed
 from tests.support.tiers import full
 
-RNG = np.random.default_rng(0)
-REAL = RNG.normal(size=(40, 3)) + RNG.choice([-1.0, 1.0], (40, 1))
-BITS = (REAL > 0).astype(float)
-LABELS = np.arange(40) % 2
 DROPPING = nn.Sequential(
     nn.Linear(3, 8), nn.Dropout(0.5), nn.SiLU(), nn.Linear(8, 1), nn.Flatten(0)
 )
 CLASSIFYING = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.SiLU(), nn.Linear(8, 2))
 
-few = {"n_iter": 2, "random_state": 0}
-small = few | {"network": MLP((4,)), "batch_size": 20, "partition": ImportanceSampling(300)}
-normal = small | {"base": "gaussian"}
-chains = {"chains": Persistent(n_steps=2)}
-RBM = RBMEstimator(2, **few, learning="pcd", base="independent")
-
-EXPERTS = [("kernels", TractableDensity("kernel")), ("normal", TractableDensity("gaussian"))]
-
-# An unfitted model and what it is fitted to.
-CASES = {
-    BoltzmannMachineDensity: (BoltzmannMachineDensity(l2=0.01, random_state=0), BITS),
-    ConditionalDensity: (ConditionalDensity(1, **few, network=MLP((4,)), base="linear"), REAL),
-    ContrastiveDivergenceDensity: (ContrastiveDivergenceDensity(**normal, **chains), REAL),
-    DeepBeliefNetwork: (DeepBeliefNetwork((3, 2), rbm=RBM, random_state=0), BITS),
-    DeepBoltzmannMachine: (DeepBoltzmannMachine((3, 2), **few), BITS),
-    DensityClassifier: (
-        DensityClassifier(TractableDensity("gaussian"), random_state=0),
-        REAL,
-        LABELS,
-    ),
-    DensityImputer: (DensityImputer(TractableDensity("gaussian"), random_state=0), REAL),
-    DensityRegressor: (
-        DensityRegressor(TractableDensity("gaussian"), random_state=0),
-        REAL,
-        LABELS,
-    ),
-    EnergyOutlierDetector: (EnergyOutlierDetector(random_state=0), REAL),
-    OutlierEnsemble: (OutlierEnsemble(random_state=0), REAL),
-    RowSurprise: (RowSurprise(random_state=0), REAL),
-    FlowContrastiveDensity: (FlowContrastiveDensity(**small, flow="maf", n_flow_steps=3), REAL),
-    GatedRBM: (GatedRBM(2, 3, **few), BITS, BITS[:, ::-1]),
-    HopfieldMemory: (HopfieldMemory(random_state=0), 2 * BITS[:5] - 1),
-    JEMClassifier: (JEMClassifier(**normal, **chains), REAL, LABELS),
-    BoostedDensity: (BoostedDensity("gaussian", n_iter=3, random_state=0), REAL),
-    NCEDensity: (NCEDensity(**small, noise="gaussian"), REAL),
-    NeuralDensity: (NeuralDensity(**normal, objective="score_matching"), REAL),
-    ProductOfDensities: (
-        ProductOfDensities(
-            [("kernels", TractableDensity("kernel")), ("normal", TractableDensity("gaussian"))],
-            random_state=0,
-        ),
-        REAL,
-    ),
-    RBMClassifier: (RBMClassifier(2, **few), BITS, LABELS),
-    RBMEstimator: (RBMEstimator(2, **few, base="gaussian"), REAL),
-    ScoreMatchingDensity: (ScoreMatchingDensity(**normal), REAL),
-    SequenceOutlierDetector: (SequenceOutlierDetector(TemporalRBM(2, **few), random_state=0), BITS),
-    SpikeSlabRBM: (SpikeSlabRBM(2, **few), REAL),
-    SubspaceRBM: (SubspaceRBM(2, 2, **few), BITS),
-    TableEncoder: (TableEncoder(), REAL),
-    TemporalRBM: (TemporalRBM(2, **few), BITS),
-    TemporalRBMClassifier: (TemporalRBMClassifier(2, **few), BITS, LABELS),
-    TractableDensity: (TractableDensity(random_state=0), REAL),
-    Windows: (Windows(2), REAL),
-}
 
 FIRST_TIER = (RBMEstimator, NCEDensity, TractableDensity)
 all_estimators = pytest.mark.parametrize(
     "cls",
-    [cls if cls in FIRST_TIER else pytest.param(cls, marks=full) for cls in CASES],
+    [cls if cls in FIRST_TIER else pytest.param(cls, marks=full) for cls in FITS],
     ids=lambda cls: cls.__name__,
 )
 
 
 def fitted(cls):
-    model, *data = CASES[cls]
+    model, *data = FITS[cls]
     return clone(model).fit(*data)
 
 
 def numbers_of(model):
     """What the methods of a fitted model return for its own rows, in the order of this list."""
-    _, X, *y = CASES[type(model)]
+    _, X, *y = FITS[type(model)]
     found = []
     for name in ("score_samples", "energy", "transform", "predict", "score"):
         if not hasattr(model, name):
@@ -242,7 +160,7 @@ NETWORKS = (NCEDensity, ConditionalDensity)
 CASES_OF_MODES = [
     *[(cls, mode) for cls in (RBMEstimator, TractableDensity) for mode in MODES],
     *[(cls, mode) for cls in NETWORKS for mode in ("bfloat16", "with_meta")],
-    *[(cls, mode) for cls in CASES for mode in ("all", "inference")],
+    *[(cls, mode) for cls in FITS for mode in ("all", "inference")],
 ]
 MODES["all"] = all_but_inference
 IN_FIRST_TIER = [
@@ -254,7 +172,7 @@ IN_FIRST_TIER = [
 def test_every_estimator_has_a_case():
     public = {getattr(skebm, name) for name in skebm.__all__}
     estimators = {one for one in public if isinstance(one, type) and hasattr(one, "get_params")}
-    assert set(CASES) == estimators
+    assert set(FITS) == estimators
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -321,7 +239,7 @@ def test_nothing_of_the_program_changes(cls):
 
 @full
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("cls", CASES, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", FITS, ids=lambda cls: cls.__name__)
 def test_threads_find_the_same_numbers(cls):
     """Fits side by side, and the first scores of one model by all threads at once."""
     expected, before = right(cls), state()
@@ -357,7 +275,7 @@ def test_threads_find_the_same_numbers(cls):
     ],
 )
 def test_random_state_decides_dropout(cls):
-    model, *data = CASES[cls]
+    model, *data = FITS[cls]
     network = DROPPING if cls is not JEMClassifier else CLASSIFYING
     model, before = clone(model).set_params(network=network), torch.get_rng_state()
     one, two = (model.fit(*data).energy(REAL) for _ in range(2))

@@ -6,7 +6,7 @@ import pytest
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
-from tests.contracts.test_shared_state import CASES
+from tests.support.estimators import FITS
 from tests.support.tiers import about
 
 MAKE_A_FIT = {"fit", "fit_transform", "fit_predict", "partial_fit"}
@@ -30,9 +30,9 @@ def required(method):
     return [p.name for p in parameters if p.default is p.empty and p.kind not in variadic]
 
 
-@pytest.mark.parametrize("cls", CASES, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", FITS, ids=lambda cls: cls.__name__)
 def test_methods_ask_for_a_fit(cls):
-    model, X, *_ = CASES[cls]
+    model, X, *_ = FITS[cls]
     names = list(methods_of(clone(model)))
     assert names
     for name in names:

@@ -1,8 +1,5 @@
 """Distributions after a change of units z = (x - c) / s."""
 
-import copy
-import pickle
-
 import pytest
 import torch
 
@@ -16,6 +13,7 @@ from skebm.distributions import (
     Stack,
     TruncatedGaussian,
 )
+from tests.support.distributions import assert_distribution
 from tests.support.oracle import DOUBLE, mean_is, seeded
 
 CENTRE = torch.tensor([3.0, -1.0, 0.5], dtype=DOUBLE)
@@ -79,16 +77,8 @@ def test_conditionals_are_transformed(pair):
     assert mean_is(draws[:, 1:2], found.mean[0, 1:2]) < 5
 
 
-def test_copies_pickles_and_other_precisions(pair):
-    _, moved = pair
-    z = standardised(ROWS)
-    for other in (copy.deepcopy(moved), pickle.loads(pickle.dumps(moved))):
-        torch.testing.assert_close(other.log_prob(z), moved.log_prob(z))
-    single = moved.to("cpu", torch.float32)
-    assert single.log_prob(z.float()).dtype == torch.float32
-    torch.testing.assert_close(
-        single.log_prob(z.float()).double(), moved.log_prob(z), rtol=1e-4, atol=1e-3
-    )
+def test_the_distribution_satisfies_the_contract(pair):
+    assert_distribution(pair[1])
 
 
 def test_discrete_and_bounded_distributions_are_refused():

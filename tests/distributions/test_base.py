@@ -1,9 +1,6 @@
 """Distributions: log-probabilities that sum to one, draws that follow them, weighted fits."""
 
-import copy
-import io
 import math
-import pickle
 
 import pytest
 import torch
@@ -33,7 +30,9 @@ from skebm.distributions.trees.blocks import BlockTree
 from skebm.energies.deep import FirstLayerRows
 from skebm.energies.rbm.mixed import WiderColumns
 from skebm.estimators.tables.densities import EstimatorDensity
+from tests.distributions.trees import test_blocks, test_chow_liu
 from tests.support.discovery import without_case
+from tests.support.distributions import assert_distribution
 from tests.support.oracle import DOUBLE, P_FLOOR, bits, chi_square, count_states, seeded
 
 LOGITS = torch.tensor([-2.0, 0.0, 0.7, 1.5], dtype=DOUBLE)
@@ -45,8 +44,14 @@ CASES = {
         IndependentBernoulli.fit(bits(3)[:5]),
         IndependentBernoulli(torch.zeros(5, dtype=DOUBLE)),
     ],
-    ChowLiuTree: [ChowLiuTree.fit(bits(4)[[0, 3, 3, 7, 8, 12, 15]], smoothing=0.1)],
-    BlockTree: [BlockTree.fit(bits(5)[[0, 3, 9, 9, 18, 18, 31]], block_size=2, smoothing=0.1)],
+    ChowLiuTree: [
+        ChowLiuTree.fit(bits(4)[[0, 3, 3, 7, 8, 12, 15]], smoothing=0.1),
+        *map(test_chow_liu.make_tree, test_chow_liu.SHAPES),
+    ],
+    BlockTree: [
+        BlockTree.fit(bits(5)[[0, 3, 9, 9, 18, 18, 31]], block_size=2, smoothing=0.1),
+        *map(test_blocks.tree, test_blocks.SHAPES),
+    ],
     CategoricalTree: [
         CategoricalTree.fit(bits(4)[[0, 3, 3, 7, 8, 12, 15]], Binary((4,)), smoothing=0.1)
     ],
@@ -79,20 +84,21 @@ CASES = {
     Uniform: [],
 }
 INSTANCES = [one for instances in CASES.values() for one in instances]
+each_instance = pytest.mark.parametrize("noise", INSTANCES)
 
 
 def test_every_distribution_has_a_case():
     assert without_case(Distribution, CASES, "CASES in tests/distributions/test_base.py") == []
 
 
-@pytest.mark.parametrize("noise", INSTANCES)
+@each_instance
 def test_probabilities_sum_to_one(noise):
     x = torch.cat(list(noise.domain.enumerate()))
     assert noise.log_prob(x).shape == (len(x),)
     assert float(noise.log_prob(x).exp().sum()) == pytest.approx(1.0, abs=1e-12)
 
 
-@pytest.mark.parametrize("noise", INSTANCES)
+@each_instance
 def test_draws_follow_log_prob(noise, generator):
     draws = noise.sample(20_000, generator)
     assert draws.dtype == DOUBLE
@@ -101,13 +107,9 @@ def test_draws_follow_log_prob(noise, generator):
     assert chi_square(count_states(draws), p) > P_FLOOR
 
 
-@pytest.mark.parametrize("noise", INSTANCES)
-def test_draws_repeat_with_the_seed_and_leave_the_global_one(noise):
-    before = torch.get_rng_state()
-    assert torch.equal(noise.sample(50, seeded(1)), noise.sample(50, seeded(1)))
-    assert not torch.equal(noise.sample(50, seeded(1)), noise.sample(50, seeded(2)))
-    assert noise.sample(0, seeded(1)).shape == (0, noise.domain.n_columns)
-    assert torch.equal(torch.get_rng_state(), before)
+@each_instance
+def test_distributions_satisfy_the_contract(noise):
+    assert_distribution(noise)
 
 
 # ------------------------------------------------------------------------------
@@ -167,90 +169,75 @@ def test_constant_columns_stay_finite(dtype, weight):
 
 
 # ------------------------------------------------------------------------------
-# Tilts, moves and pickles of all
+# Tilts of all
 # ------------------------------------------------------------------------------
 
 
-def enumerated(noise, field, power):
-    """Log-normaliser (n,) and mean (n, d) of a tilt by sums over all states."""
+def tilted_states(noise, field, power):
+    """All states, and their log-weights under each row of the field, (n, 2 ** d)."""
     x = bits(noise.domain.n_columns)
-    log_weight = power * noise.log_prob(x) + field @ x.t()  # (n, states)
-    log_z = log_weight.logsumexp(1)
-    return log_z, (log_weight - log_z[:, None]).exp() @ x
+    return x, power * noise.log_prob(x) + field @ x.t()
 
 
+@pytest.mark.parametrize("scale", [0.0, 3.0, 50.0])
 @pytest.mark.parametrize("power", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("noise", INSTANCES)
-def test_tilts_equal_enumeration(noise, power):
-    d = noise.domain.n_columns
-    field = 3 * torch.randn(7, d, generator=seeded(11), dtype=DOUBLE)
+@each_instance
+def test_tilts_equal_enumeration(noise, power, scale):
+    field = scale * torch.randn(7, noise.domain.n_columns, generator=seeded(11), dtype=DOUBLE)
+    field, before = field.clamp_(-50, 50), field.clone()
     if power != 1 and not noise.has_powers:
         with pytest.raises(ValueError, match="no closed form"):
             noise.tilted(field, power)
         return
     tilt = noise.tilted(field, power)
-    log_z, mean = enumerated(noise, field, power)
-    torch.testing.assert_close(tilt.log_normaliser, log_z)
-    torch.testing.assert_close(tilt.mean, mean)
+    x, log_weight = tilted_states(noise, field, power)
+    torch.testing.assert_close(tilt.log_normaliser, log_weight.logsumexp(1))
+    torch.testing.assert_close(tilt.mean, log_weight.softmax(1) @ x, atol=1e-8, rtol=1e-7)
     draws = tilt.sample(seeded(1))
     assert noise.domain.contains(draws).all()
     assert draws.shape == field.shape
-    assert tilt.sample(seeded(1)).dtype == field.dtype
+    assert draws.dtype == field.dtype
     assert torch.equal(tilt.sample(seeded(1)), draws)
+    assert torch.equal(field, before)
 
 
-@pytest.mark.parametrize("noise", INSTANCES)
-def test_tilts_given_some_columns_sum_over_rows_that_agree(noise):
-    d = noise.domain.n_columns
-    field = 3 * torch.randn(7, d, generator=seeded(11), dtype=DOUBLE)
-    mask = torch.rand(7, d, generator=seeded(12)) < 0.5
-    clamp = Clamp(mask, noise.domain.uniform(7, seeded(13), dtype=DOUBLE))
-    x = bits(d)
-    agrees = ((x == clamp.value[:, None]) | ~clamp.mask[:, None]).all(-1)  # (n, states)
-    log_weight = (noise.log_prob(x) + field @ x.t()).masked_fill(~agrees, -torch.inf)
-    found = noise.tilted(field).given(clamp).log_normaliser
-    torch.testing.assert_close(found, log_weight.logsumexp(1))
+@pytest.mark.parametrize("power", [0.3, 1.0])
+@each_instance
+def test_tilts_given_some_columns_sum_over_rows_that_agree(noise, power):
+    power = power if noise.has_powers else 1.0
+    field = 3 * torch.randn(7, noise.domain.n_columns, generator=seeded(11), dtype=DOUBLE)
+    mask = torch.rand(field.shape, generator=seeded(12)) < 0.5
+    mask[0], mask[-1] = False, True
+    value = noise.domain.uniform(7, seeded(13), dtype=DOUBLE)
+    x, log_weight = tilted_states(noise, field, power)
+    wrong = (mask[:, None] & (x != value[:, None])).any(-1)  # (n, states)
+    log_weight = log_weight.masked_fill(wrong, -torch.inf)
+    tilt = noise.tilted(field, power).given(Clamp(mask, torch.where(mask, value, torch.nan)))
+    torch.testing.assert_close(tilt.log_normaliser, log_weight.logsumexp(1))
+    torch.testing.assert_close(tilt.mean, log_weight.softmax(1) @ x, atol=1e-8, rtol=1e-7)
+    assert torch.equal(tilt.mean[mask], value[mask])
+    assert torch.equal(tilt.sample(seeded(5))[mask], value[mask])
 
 
-class NoTensors(pickle.Pickler):
-    """Refuses to store a tensor."""
-
-    def reducer_override(self, value):
-        assert not isinstance(value, torch.Tensor)
-        return NotImplemented
-
-
-@pytest.mark.parametrize("noise", INSTANCES)
-def test_pickles_hold_arrays_and_bring_back_the_same(noise):
-    x = bits(noise.domain.n_columns)
-    noise.tilted(x).sample(seeded())  # whatever is cached stays out
-    buffer = io.BytesIO()
-    NoTensors(buffer).dump(noise)
-    back = pickle.loads(buffer.getvalue())
-    assert torch.equal(back.log_prob(x), noise.log_prob(x))
-    assert torch.equal(back.sample(20, seeded(1)), noise.sample(20, seeded(1)))
+@pytest.mark.parametrize("power", [0.3, 1.0])
+@each_instance
+def test_draws_follow_the_tilt_of_their_row(noise, power):
+    power = power if noise.has_powers else 1.0
+    field = 2 * torch.randn(2, noise.domain.n_columns, generator=seeded(11), dtype=DOUBLE)
+    draws = noise.tilted(field.repeat(10_000, 1), power).sample(seeded(3))
+    assert draws.is_contiguous()
+    for i, p in enumerate(tilted_states(noise, field, power)[1].softmax(1)):
+        assert chi_square(count_states(draws[i::2]), p) > P_FLOOR
 
 
-@pytest.mark.parametrize("noise", INSTANCES)
-def test_moves_keep_the_distribution(noise):
-    x = bits(noise.domain.n_columns)
-    single = noise.to("cpu", torch.float32)
-    assert single.sample(3, seeded()).dtype == torch.float32
-    assert single.log_prob(x.float()).dtype == torch.float32
-    back = single.to("cpu", DOUBLE)
-    torch.testing.assert_close(back.log_prob(x), noise.log_prob(x), rtol=0, atol=1e-5)
-    assert back.sample(3, seeded()).dtype == DOUBLE
-    assert noise.sample(3, seeded()).dtype == DOUBLE
-
-
-@pytest.mark.parametrize("noise", INSTANCES)
-def test_copies_share_no_memory(noise):
-    x = bits(noise.domain.n_columns)
-    before, twin = noise.log_prob(x), copy.deepcopy(noise)
-    for value in vars(twin).values():
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
-            value.zero_()
-    assert torch.equal(noise.log_prob(x), before)
+@each_instance
+def test_flips_equal_differences(noise):
+    x = bits(noise.domain.n_columns)[::3]
+    flips = noise.flip_log_ratio(x)
+    for i in range(x.shape[1]):
+        flipped = x.clone()
+        flipped[:, i] = 1 - x[:, i]
+        torch.testing.assert_close(flips[:, i], noise.log_prob(flipped) - noise.log_prob(x))
 
 
 def test_the_score_of_independent_columns_is_their_log_odds():

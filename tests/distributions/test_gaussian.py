@@ -1,9 +1,6 @@
 """Normal and uniform distributions: normalised densities, draws that follow them, fits."""
 
-import copy
-import io
 import math
-import pickle
 
 import numpy as np
 import pytest
@@ -13,7 +10,7 @@ from sklearn.covariance import ledoit_wolf
 
 from skebm.base import Binary, Categorical, Mixed, Real
 from skebm.distributions import Gaussian, Uniform
-from tests.distributions.test_base import NoTensors
+from tests.support.distributions import assert_distribution
 from tests.support.oracle import DOUBLE, P_FLOOR, chi_square, row_gradients, seeded
 from tests.support.targets import Normal
 
@@ -44,53 +41,8 @@ def noise(request):
 # ------------------------------------------------------------------------------
 
 
-def test_draws_are_rows_of_the_domain_and_repeat_with_the_seed(noise):
-    before = torch.get_rng_state()
-    x = noise.sample(50, seeded(1))
-    assert x.shape == (50, *noise.domain.row_shape)
-    assert x.dtype == DOUBLE
-    assert noise.domain.contains(x).all()
-    assert torch.equal(noise.sample(50, seeded(1)), x)
-    assert not torch.equal(noise.sample(50, seeded(2)), x)
-    assert noise.sample(0, seeded(1)).shape == (0, *noise.domain.row_shape)
-    assert noise.log_prob(x[:0]).shape == (0,)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_a_row_alone_is_as_likely_as_in_a_batch(noise):
-    x = noise.sample(20, seeded(1))
-    alone = torch.cat([noise.log_prob(row[None]) for row in x])
-    torch.testing.assert_close(noise.log_prob(x), alone, rtol=1e-12, atol=1e-12)
-
-
-def test_pickles_hold_arrays_and_bring_back_the_same(noise):
-    x = noise.sample(20, seeded(1))
-    buffer = io.BytesIO()
-    NoTensors(buffer).dump(noise)
-    back = pickle.loads(buffer.getvalue())
-    assert torch.equal(back.log_prob(x), noise.log_prob(x))
-    assert torch.equal(back.sample(20, seeded(1)), x)
-    assert back.to("cpu", torch.float32).sample(1, seeded()).dtype == torch.float32
-
-
-def test_moves_keep_the_distribution(noise):
-    x = noise.sample(20, seeded(1))
-    single = noise.to("cpu", torch.float32)
-    assert single.sample(3, seeded()).dtype == torch.float32
-    assert single.log_prob(x.float()).dtype == torch.float32
-    back = single.to("cpu", DOUBLE)
-    torch.testing.assert_close(back.log_prob(x), noise.log_prob(x), rtol=0, atol=1e-4)
-    assert back.sample(3, seeded()).dtype == DOUBLE
-    assert noise.sample(3, seeded()).dtype == DOUBLE
-
-
-def test_copies_share_no_memory(noise):
-    x = noise.sample(5, seeded(1))
-    before, twin = noise.log_prob(x), copy.deepcopy(noise)
-    for value in vars(twin).values():
-        if isinstance(value, torch.Tensor):
-            value.zero_()
-    assert torch.equal(noise.log_prob(x), before)
+def test_distributions_satisfy_the_contract(noise):
+    assert_distribution(noise)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])

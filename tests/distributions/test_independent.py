@@ -1,15 +1,13 @@
 """Independent one-hot columns: probabilities, draws, fits and conditionals by enumeration."""
 
-import copy
-import io
 import math
-import pickle
 
 import pytest
 import torch
 
 from skebm.base import Categorical, Clamp
 from skebm.distributions import IndependentBernoulli, IndependentCategorical
+from tests.support.distributions import assert_distribution
 from tests.support.oracle import DOUBLE, P_FLOOR, Discrete, mean_is, seeded
 
 GROUPS = (3, 1, 2, 4)
@@ -62,11 +60,9 @@ def test_draws_follow_log_prob(logits):
     assert make(logits).sample(0, seeded(2)).shape == (0, N)
 
 
-def test_draws_repeat_with_the_seed_and_leave_the_global_one():
-    q, before = make(), torch.get_rng_state()
-    assert torch.equal(q.sample(50, seeded(1)), q.sample(50, seeded(1)))
-    assert not torch.equal(q.sample(50, seeded(1)), q.sample(50, seeded(2)))
-    assert torch.equal(torch.get_rng_state(), before)
+@pytest.mark.parametrize("logits", [LOGITS, IMPOSSIBLE], ids=["any", "impossible"])
+def test_the_distribution_satisfies_the_contract(logits):
+    assert_distribution(make(logits))
 
 
 def test_scores_are_differences_of_levels():
@@ -230,32 +226,7 @@ def test_a_fit_names_groups_that_do_not_fit():
         IndependentCategorical.fit(STATES, (3, 2))
 
 
-class NoTensors(pickle.Pickler):
-    """Refuses to store a tensor."""
-
-    def reducer_override(self, value):
-        assert not isinstance(value, torch.Tensor)
-        return NotImplemented
-
-
-def test_copies_and_pickles():
-    q, buffer = make(), io.BytesIO()
-    NoTensors(buffer).dump(q)
-    for other in (pickle.loads(buffer.getvalue()), copy.deepcopy(q)):
-        assert other.domain == DOMAIN
-        assert torch.equal(other.log_prob(STATES), q.log_prob(STATES))
-        assert torch.equal(other.sample(9, seeded()), q.sample(9, seeded()))
-    assert copy.deepcopy(q).logits.data_ptr() != q.logits.data_ptr()
-
-
-def test_another_precision_is_a_copy():
-    q = make()
-    single = q.to("cpu", torch.float32)
-    assert single.sample(3, seeded()).dtype == torch.float32
-    assert single.log_prob(STATES.float()).dtype == torch.float32
-    torch.testing.assert_close(
-        single.log_prob(STATES.float()).double(), q.log_prob(STATES), atol=1e-5, rtol=0
-    )
-    assert q.logits.dtype == DOUBLE
+def test_conditionals_have_the_precision_of_what_is_known():
+    single = make().to("cpu", torch.float32)
     given = single.given(Clamp(*(part[:1] for part in clamp_of({0: 1.0}))))
-    assert given.sample(seeded()).dtype == DOUBLE  # that of what is known
+    assert given.sample(seeded()).dtype == DOUBLE

@@ -325,8 +325,9 @@ def test_annealing_evaluates_the_base_of_a_network_once(own):
     with torch.no_grad():
         network.last.fill_(0.5)
     energy = NeuralEnergy(network, q.domain, q)
-    path = GeometricPath(energy, q if own else q.to("cpu", DOUBLE))
-    assert path._corrects_base == own
+    base = q if own else q.to("cpu", DOUBLE)
+    assert energy.corrects(base) == own
+    path = GeometricPath(energy, base)
     x = q.sample(5, seeded(1))
     value, grad = path.at(0.3).value_and_grad(x)
     expected = 0.3 * energy(x) - 0.7 * q.log_prob(x)

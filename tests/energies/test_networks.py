@@ -30,12 +30,14 @@ from tests.support.networks import (
     user_module,
     walled,
 )
-from tests.support.oracle import DOUBLE, finite_difference, row_gradients, seeded
+from tests.support.oracle import (
+    DOUBLE,
+    finite_difference,
+    row_gradients,
+    seeded,
+    standard_normal,
+)
 from tests.support.tiers import about, full, leading
-
-
-def normal(*shape, seed=1):
-    return torch.randn(shape, generator=seeded(seed), dtype=DOUBLE)
 
 
 def levels_of(n, seed=2):
@@ -83,18 +85,18 @@ def test_derivatives_of_activations_equal_autograd(name):
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_derivatives_of_activations_are_differentiable(name):
     assert torch.autograd.gradcheck(
-        ACTIVATIONS[name].with_derivative, normal(9).requires_grad_(True)
+        ACTIVATIONS[name].with_derivative, standard_normal(9).requires_grad_(True)
     )
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_derivatives_of_activations_are_twice_differentiable_or_refuse(name):
     """The explicit backward of silu would be wrong a second time."""
-    z = normal(9).requires_grad_(True)
+    z = standard_normal(9).requires_grad_(True)
     if name != "silu":
         assert torch.autograd.gradgradcheck(ACTIVATIONS[name].with_derivative, z)
         return
-    mark = normal(9, seed=2).requires_grad_(True)
+    mark = standard_normal(9, seed=2).requires_grad_(True)
     (grad,) = torch.autograd.grad(
         (mark * ACTIVATIONS[name].with_derivative(z)[1]).sum(), z, create_graph=True
     )
@@ -143,9 +145,9 @@ def check_derivatives(activation, residual, spectral_norm, levels, own, reconstr
     config.set_params(n_frequencies=2 * waves, frequency_scale=1.5)
     whitening = whitening_of(normal_base(3)) if reconstructs else None
     network = build(config, (3,), levels=levels, whitening=whitening).eval()
-    plain, x = Plain(network), normal(5, 3)
+    plain, x = Plain(network), standard_normal(5, 3)
     cond = (levels_of(5).log(),) if levels else ()
-    directions = normal(5, 2, 3, seed=3) if own else normal(2, 3, seed=3)
+    directions = standard_normal(5, 2, 3, seed=3) if own else standard_normal(2, 3, seed=3)
     found, expected = (
         value_and_input_grad_of(network, x, *cond),
         value_and_input_grad_of(plain, x, *cond),
@@ -155,7 +157,7 @@ def check_derivatives(activation, residual, spectral_norm, levels, own, reconstr
     second = second_derivatives_of(network, x, directions, *cond)
     assert_all_close(second, second_derivatives_of(plain, x, directions, *cond))
     torch.testing.assert_close(second.grad, found.grad)
-    mark = normal(5, 3, seed=4)
+    mark = standard_normal(5, 3, seed=4)
     for function in (
         lambda f: (value_and_input_grad_of(f, x, *cond).grad * mark).sum(),
         lambda f: value_and_input_grad_of(f, x, *cond).value.square().sum(),
@@ -184,8 +186,8 @@ def hessians(function, x):
 def test_second_derivatives_of_energies_equal_hessians(name, own):
     special = {"walled": lambda: walled(lower=-9.0), "in a box": lambda: walled(3, -9.0, 9.0)}
     energy = (NEURAL | special)[name]().eval()
-    x = normal(4, energy.domain.n_columns)
-    directions = normal(*((4,) if own == "of its own" else ()), 2, x.shape[1], seed=3)
+    x = standard_normal(4, energy.domain.n_columns)
+    directions = standard_normal(*((4,) if own == "of its own" else ()), 2, x.shape[1], seed=3)
     found = energy.second_derivatives(x, directions)
     v = directions.expand(4, 2, -1)
     expected = torch.einsum("nki,nij,nkj->n", v, hessians(energy, x), v)
@@ -199,7 +201,7 @@ def test_second_derivatives_of_energies_equal_hessians(name, own):
 @pytest.mark.parametrize("name", [name for name in NEURAL if "levels" in name])
 def test_gradients_at_each_noise_level(name):
     energy = NEURAL[name]()
-    x, sigma = normal(4, energy.domain.n_columns), levels_of(4)
+    x, sigma = standard_normal(4, energy.domain.n_columns), levels_of(4)
     expected = row_gradients(lambda rows: energy(rows, sigma), x)
     torch.testing.assert_close(
         energy.value_and_input_grad(x, sigma).grad, expected, rtol=1e-6, atol=1e-6
@@ -216,8 +218,8 @@ def test_gradients_at_each_noise_level(name):
 def test_gradients_are_differentiable_by_the_weights(name):
     """Against central differences of a function of the gradient."""
     energy = NEURAL[name]()
-    x = normal(3, energy.domain.n_columns)
-    mark = normal(*x.shape, seed=4)
+    x = standard_normal(3, energy.domain.n_columns)
+    mark = standard_normal(*x.shape, seed=4)
     p = next(energy.parameters())
     (found,) = torch.autograd.grad((energy.value_and_input_grad(x).grad * mark).sum(), p)
 
@@ -242,7 +244,7 @@ def test_derivatives_of_a_network_that_ignores_x_are_zero():
         def forward(self, x):
             return self.level.expand(len(x))
 
-    x, base = normal(4, 3), normal_base(3)
+    x, base = standard_normal(4, 3), normal_base(3)
     value, grad = value_and_input_grad_of(Constant(), x)
     assert torch.equal(grad, torch.zeros_like(x))
     assert value.tolist() == [1.0] * 4
@@ -257,7 +259,7 @@ def test_derivatives_of_a_network_that_ignores_x_are_zero():
 
 def test_second_derivatives_of_a_linear_network_are_zero():
     linear = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)).to(DOUBLE)
-    grad, second = second_derivatives_of(linear, normal(4, 3), torch.eye(3, dtype=DOUBLE))
+    grad, second = second_derivatives_of(linear, standard_normal(4, 3), torch.eye(3, dtype=DOUBLE))
     torch.testing.assert_close(grad, linear[0].weight.expand(4, 3))
     assert not second.any()
 
@@ -272,17 +274,17 @@ def test_a_network_detached_from_x_is_refused():
         lambda f, x: second_derivatives_of(f, x, torch.eye(3, dtype=DOUBLE)),
     ):
         with pytest.raises(TypeError, match="Rounded is not differentiable"):
-            differentiate(Rounded(), normal(4, 3))
+            differentiate(Rounded(), standard_normal(4, 3))
 
 
 def test_no_gradients_in_inference_mode():
     with torch.inference_mode(), pytest.raises(RuntimeError, match="inference_mode"):
-        neural().value_and_grad(normal(2, 3))
+        neural().value_and_grad(standard_normal(2, 3))
 
 
 def test_a_uniform_base_adds_no_gradient():
     box = Uniform(Real((3,), -9.0, 9.0), dtype=DOUBLE)
-    x, eye = normal(4, 3), torch.eye(3, dtype=DOUBLE)
+    x, eye = standard_normal(4, 3), torch.eye(3, dtype=DOUBLE)
     on_box, alone = neural(base=box), neural(base=None)
     assert_all_close(on_box.second_derivatives(x, eye), alone.second_derivatives(x, eye))
     torch.testing.assert_close(
@@ -318,7 +320,7 @@ def test_the_model_starts_at_its_base(config, levels):
         image_shape=shape if len(shape) > 1 else None,
         noise_levels=LEVELS if levels else None,
     )
-    x, sigma = normal(4, 6), levels_of(4) if levels else None
+    x, sigma = standard_normal(4, 6), levels_of(4) if levels else None
     if levels:
         expected = [base.convolved(float(s)).log_prob(row[None]) for s, row in zip(sigma, x)]  # noqa: B905
         expected = -torch.cat(expected)
@@ -335,8 +337,12 @@ def test_the_model_starts_at_its_base(config, levels):
 
 @pytest.mark.parametrize("dense", [True, False])
 def test_a_noisy_normal_is_the_convolution(dense):
-    base = normal_base(3) if dense else Gaussian(normal(3), normal(3, seed=2).abs() + 0.2)
-    noisy, x, sigma = NoisyNormal(base), normal(5, 3), levels_of(5)
+    base = (
+        normal_base(3)
+        if dense
+        else Gaussian(standard_normal(3), standard_normal(3, seed=2).abs() + 0.2)
+    )
+    noisy, x, sigma = NoisyNormal(base), standard_normal(5, 3), levels_of(5)
     value, grad = noisy(x, sigma)
     for i, s in enumerate(sigma.tolist()):
         convolved = base.convolved(s)
@@ -469,8 +475,8 @@ def test_spectral_norms_bound_the_gradient(spread, n_frequencies):
         for p in network.parameters():
             p.mul_(30.0)
     for _ in range(20):  # training looks again and again, which sharpens the norms
-        network(normal(2, 4))
-    grad = value_and_input_grad_of(network.eval(), spread * normal(200, 4)).grad
+        network(standard_normal(2, 4))
+    grad = value_and_input_grad_of(network.eval(), spread * standard_normal(200, 4)).grad
     assert grad.norm(dim=1).max() < 1.1**3 * of_features
     assert grad.norm(dim=1).max() > 1e-3
 
@@ -479,7 +485,7 @@ def test_fourier_features_are_isometric_up_to_scale():
     """The bound is that of the singular values of B, and it is reached at every row."""
     fourier = MLP(n_frequencies=5).build(Spec((3,), seeded(), DOUBLE)).fourier
     singular = torch.linalg.svdvals(fourier.frequencies)
-    for row in 3 * normal(6, 3):
+    for row in 3 * standard_normal(6, 3):
         jacobian = torch.autograd.functional.jacobian(lambda x: fourier(x[None])[0], row)
         assert jacobian.shape == (13, 3)
         torch.testing.assert_close(torch.linalg.svdvals(jacobian), (1 + singular.square()).sqrt())
@@ -491,7 +497,7 @@ def test_products_of_fourier_features_are_a_normal_kernel(scale):
     n = 20_000
     config = MLP((1,), n_frequencies=n, frequency_scale=scale)
     fourier = config.build(Spec((2,), seeded(), DOUBLE)).fourier
-    x = normal(8, 2) / scale
+    x = standard_normal(8, 2) / scale
     found = (fourier(x) @ fourier(x).t() - x @ x.t()) / n
     kernel = (-(scale**2) * torch.cdist(x, x).square() / 2).exp()
     # The variance of the cosine of a normal phase.
@@ -515,7 +521,7 @@ def test_fourier_features_are_part_of_the_state():
     """The weights alone would be useless with other frequencies."""
     config = MLP((5,), n_frequencies=3)
     one, two = build(config, (3,), seed=1), build(config, (3,), seed=2)
-    x, before = normal(4, 3), two(normal(4, 3))
+    x, before = standard_normal(4, 3), two(standard_normal(4, 3))
     assert "fourier.frequencies" in one.state_dict()
     assert not torch.equal(one.fourier.frequencies, two.fourier.frequencies)
     two.load_state_dict(one.state_dict())
@@ -527,7 +533,7 @@ def test_fourier_features_are_part_of_the_state():
 
 
 def test_a_fitted_density_keeps_its_fourier_features():
-    rows = normal(60, 2).numpy()
+    rows = standard_normal(60, 2).numpy()
     network = MLP((4,), n_frequencies=3)
     kind = {"base": "gaussian", "n_iter": 2, "learning_rate": 0.1, "random_state": 0}
     model = ScoreMatchingDensity(network, **kind).fit(rows)
@@ -560,7 +566,7 @@ def test_no_frequencies_are_no_draws(spectral_norm):
 
 def test_a_convolution_depends_on_every_pixel():
     network = build(Conv((3, 4, 2), spectral_norm=True), (2, 5, 7)).eval()
-    x = normal(3, 2, 5, 7)
+    x = standard_normal(3, 2, 5, 7)
     assert (value_and_input_grad_of(network, x).grad.abs().amax(0) > 0).all()
     assert network(x).shape == (3,)
 
@@ -588,7 +594,7 @@ def block_means(x, size):
 def test_scales_are_networks_of_block_means(shape, spectral_norm, levels):
     config = Conv((3, 4), spectral_norm=spectral_norm, n_scales=4)
     network = build(config, shape, levels=levels).eval()
-    x, cond = normal(4, *shape), (levels_of(4).log(),) if levels else ()
+    x, cond = standard_normal(4, *shape), (levels_of(4).log(),) if levels else ()
     expected = torch.zeros(4, dtype=DOUBLE)
     for s, part in enumerate(network.scales):
         value = part(block_means(x, 2**s), *cond)
@@ -612,7 +618,7 @@ def test_the_first_scale_is_the_network_of_one(spectral_norm, levels):
     assert set(one.state_dict()) >= {"last"}
     for name, value in one.state_dict().items():
         assert torch.equal(value, two.state_dict()[f"scales.0.{name}"])
-    x, cond = normal(4, 2, 4, 5), (levels_of(4).log(),) if levels else ()
+    x, cond = standard_normal(4, 2, 4, 5), (levels_of(4).log(),) if levels else ()
     assert not two(x, *cond).any()
     if not spectral_norm and not levels:
         with seeded_globally(seeded()):

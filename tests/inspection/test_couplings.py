@@ -21,14 +21,6 @@ matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
 
 
-@pytest.fixture(autouse=True)
-def close_figures():
-    yield
-    import matplotlib.pyplot as plt
-
-    plt.close("all")
-
-
 def noisy(random, column, share):
     return np.where(random.random(len(column)) < share, 1 - column, column)
 

@@ -42,13 +42,6 @@ def no_figure_is_left():
     plt.close("all")
 
 
-@pytest.fixture
-def ax():
-    from matplotlib.figure import Figure
-
-    return Figure().subplots()
-
-
 class Scores:
     """Scores a row by its only column."""
 

@@ -29,21 +29,6 @@ matplotlib.use("Agg")
 NAMES = list("abcde")
 
 
-@pytest.fixture(autouse=True)
-def close_figures():
-    yield
-    import matplotlib.pyplot as plt
-
-    plt.close("all")
-
-
-@pytest.fixture
-def ax():
-    from matplotlib.figure import Figure
-
-    return Figure().subplots()
-
-
 def fast(**kwargs):
     kwargs = {"base": "gaussian", "network": MLP((32,))} | kwargs
     return ScoreMatchingDensity(n_iter=10, random_state=0, sigma=0.2, **kwargs)

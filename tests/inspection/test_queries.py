@@ -28,14 +28,6 @@ MIXED = pd.DataFrame(NUMBERS[:, :2], columns=["a", "b"]).assign(kind=KIND, on=NU
 BITS = (rng.random((200, 4)) < 0.4).astype(float)
 
 
-@pytest.fixture(autouse=True)
-def close_figures():
-    yield
-    import matplotlib.pyplot as plt
-
-    plt.close("all")
-
-
 @pytest.fixture(scope="module")
 def normal():
     return TractableDensity("gaussian").fit(NUMBERS)

@@ -22,14 +22,6 @@ matplotlib.use("Agg")
 SHAPE = (8, 8)
 
 
-@pytest.fixture(autouse=True)
-def close_figures():
-    yield
-    import matplotlib.pyplot as plt
-
-    plt.close("all")
-
-
 @pytest.fixture(scope="module")
 def digits():
     return (load_digits().data[:300] > 7).astype(float)

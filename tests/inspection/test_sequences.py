@@ -19,14 +19,6 @@ ROLL = np.tile(np.eye(4), (30, 1))
 SETTINGS = {"order": 1, "n_iter": 5, "random_state": 0}
 
 
-@pytest.fixture(autouse=True)
-def close_figures():
-    yield
-    import matplotlib.pyplot as plt
-
-    plt.close("all")
-
-
 @pytest.fixture(scope="module")
 def song():
     return TemporalRBM(4, **SETTINGS).fit(ROLL)

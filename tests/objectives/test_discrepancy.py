@@ -14,16 +14,12 @@ from torch import nn
 from skebm.base import Batch, Binary, Categorical, Energy, Mixed, Real
 from skebm.objectives import EnergyDiscrepancy, ExactScoreMatching
 from tests.support.networks import neural, walled
-from tests.support.objectives import autograd, flat, gradient, log_weight, weights
-from tests.support.oracle import DOUBLE, bits, make_rbm, mean_is, seeded
+from tests.support.objectives import closed_form, flat, gradient, log_weight, weights
+from tests.support.oracle import DOUBLE, bits, make_rbm, mean_is, seeded, standard_normal
 from tests.support.tiers import full, leading, only_full
 
 # Largest |z| of a mean over independent noise: five standard errors.
 SIEVE = 5
-
-
-def normal(*shape, seed=1):
-    return torch.randn(shape, generator=seeded(seed), dtype=DOUBLE)
 
 
 def replicates(objective, batch, repeats=60):
@@ -34,11 +30,6 @@ def replicates(objective, batch, repeats=60):
         grads, loss = gradient(objective, rows, None, seed)
         found.append(torch.cat([loss.value.detach()[None], flat(grads)]))
     return torch.stack(found)
-
-
-def closed_form(function, energy):
-    """The same of a formula."""
-    return torch.cat([function(energy).detach()[None], flat(autograd(function, energy)).detach()])
 
 
 # ------------------------------------------------------------------------------
@@ -79,14 +70,14 @@ def discrepancy(x, scale):
 
 
 def bowl(d, shape=None):
-    root = normal(d, d, seed=2) / d**0.5
+    root = standard_normal(d, d, seed=2) / d**0.5
     matrix = root @ root.t() + 0.5 * torch.eye(d, dtype=DOUBLE)
-    return Bowl(0.5 * normal(d, seed=4), matrix, shape)
+    return Bowl(0.5 * standard_normal(d, seed=4), matrix, shape)
 
 
 def test_the_potential_is_that_of_quadrature():
     """The closed form of the tests themselves, for one column."""
-    energy, x, s = bowl(1), 0.7 + normal(3, 1), 0.6
+    energy, x, s = bowl(1), 0.7 + standard_normal(3, 1), 0.6
     node = torch.linspace(-9, 9, 2001, dtype=DOUBLE)
     mass = (-node.square() / 2).exp()
     mass = mass / mass.sum()
@@ -112,7 +103,7 @@ def test_the_potential_is_that_of_quadrature():
     ids=str,
 )
 def test_many_negatives_give_the_closed_form(d, scale):
-    energy, x = bowl(d), normal(10, d, seed=5) + normal(d, seed=7)
+    energy, x = bowl(d), standard_normal(10, d, seed=5) + standard_normal(d, seed=7)
     objective = EnergyDiscrepancy(
         energy, torch.tensor(scale, dtype=DOUBLE), n_negatives=5000, stabiliser=0
     )
@@ -125,7 +116,7 @@ def test_many_negatives_give_the_closed_form(d, scale):
 
 def test_small_noise_is_score_matching():
     """Over the square of the scale, up to its square: the limit that the docstring names."""
-    energy, x, scale = bowl(3), normal(10, 3, seed=5), 0.01
+    energy, x, scale = bowl(3), standard_normal(10, 3, seed=5), 0.01
     found = closed_form(discrepancy(x, scale), energy) / scale**2
     grads, loss = gradient(ExactScoreMatching(energy), Batch(x), None)
     truth = torch.cat([loss.value.detach()[None], flat(grads)])
@@ -134,10 +125,10 @@ def test_small_noise_is_score_matching():
 
 def test_pairs_do_not_drown_in_their_noise():
     """Without a partner the loss of a row varies as the scale, of which the mean is the square."""
-    energy, x = bowl(3), normal(1, 3, seed=5).expand(2000, 3)
+    energy, x = bowl(3), standard_normal(1, 3, seed=5).expand(2000, 3)
 
     def alone(scale):
-        noise = normal(2000, 3) + normal(2000, 3, seed=2)
+        noise = standard_normal(2000, 3) + standard_normal(2000, 3, seed=2)
         return energy(x) - energy(x + scale * noise)
 
     paired, unpaired = {}, {}
@@ -159,7 +150,7 @@ def test_one_row_among_others_is_at_rest_at_the_truth(n_negatives):
     mean = energy.mean.detach().clone()
 
     def drawn(seed):
-        return Batch(mean + normal(4000, d, seed=1000 + seed) @ root.t())
+        return Batch(mean + standard_normal(4000, d, seed=1000 + seed) @ root.t())
 
     objective = EnergyDiscrepancy(energy, scale, n_negatives=n_negatives)
     assert mean_is(replicates(objective, drawn)[:, 1:], 0) < SIEVE
@@ -179,7 +170,7 @@ def test_without_stabiliser_the_truth_is_at_rest_for_many_negatives_alone():
     mean = energy.mean.detach().clone()
 
     def drawn(seed):
-        return Batch(mean + root * normal(2000, 1, seed=1000 + seed))
+        return Batch(mean + root * standard_normal(2000, 1, seed=1000 + seed))
 
     off = {}
     for m in (1, 8, 128):
@@ -192,7 +183,7 @@ def test_without_stabiliser_the_truth_is_at_rest_for_many_negatives_alone():
 
 
 def test_rows_may_have_any_shape():
-    x, scale = normal(5, 6), torch.linspace(0.3, 0.8, 6, dtype=DOUBLE)
+    x, scale = standard_normal(5, 6), torch.linspace(0.3, 0.8, 6, dtype=DOUBLE)
     images = EnergyDiscrepancy(bowl(6, (1, 2, 3)), scale.view(1, 2, 3), n_negatives=4)
     found = images(Batch(x.view(5, 1, 2, 3)), None, seeded()).value
     flat_rows = EnergyDiscrepancy(bowl(6), scale, n_negatives=4)
@@ -203,7 +194,7 @@ def test_large_energies_do_not_overflow():
     for shift in (1e6, -1e6):
         energy = bowl(2)
         far = EnergyDiscrepancy(energy, 1.0)
-        x = normal(5, 2) + shift
+        x = standard_normal(5, 2) + shift
         grads, loss = gradient(far, Batch(x), None)
         assert loss.value.isfinite()
         assert flat(grads).isfinite().all()
@@ -221,7 +212,7 @@ class Table(Energy):
         super().__init__()
         self.domain = domain
         self.states = domain.states(0, round(domain.n_states), dtype=DOUBLE, device="cpu")
-        self.value = nn.Parameter(normal(len(self.states), seed=seed))
+        self.value = nn.Parameter(standard_normal(len(self.states), seed=seed))
 
     def forward(self, x, cond=None):
         same = (x.flatten(1)[:, None] == self.states.flatten(1)).all(2)
@@ -285,7 +276,7 @@ def every_state(energy, p, times=40):
 
 def some_law(energy, seed=8):
     """Probabilities that are not those of the energy."""
-    return normal(len(energy.states), seed=seed).softmax(0)
+    return standard_normal(len(energy.states), seed=seed).softmax(0)
 
 
 @full
@@ -388,7 +379,7 @@ def test_noise_forgets_nothing_at_a_small_rate_and_all_at_a_half():
 def test_a_batch_is_the_mean_over_its_rows(kind):
     """Short or not; weights multiply and are not normalised away."""
     objective = EnergyDiscrepancy(neural(), 0.5, n_negatives=4)
-    x, w = normal(6, 3), weights(kind)
+    x, w = standard_normal(6, 3), weights(kind)
     value = objective.rowwise(x, seeded(3))
     assert value.shape == (6,)
     expected = value.mean() if w is None else w @ value / 6
@@ -401,7 +392,7 @@ def test_a_batch_is_the_mean_over_its_rows(kind):
 @full
 def test_a_short_batch_counts_for_itself():
     energy = bowl(2)
-    x = normal(2, 2)
+    x = standard_normal(2, 2)
     objective = EnergyDiscrepancy(energy, 0.5, n_negatives=4)
     short, long = (replicates(objective, Batch(x.repeat(k, 1)), 200) for k in (1, 8))
     error = (short.var(0) / 200 + long.var(0) / 200).sqrt()
@@ -410,7 +401,7 @@ def test_a_short_batch_counts_for_itself():
 
 def test_a_row_without_weight_has_no_say():
     objective = EnergyDiscrepancy(neural(), 0.5, n_negatives=4)
-    x, w = normal(6, 3), torch.tensor([1.0, 1, 0, 1, 1, 0], dtype=DOUBLE)
+    x, w = standard_normal(6, 3), torch.tensor([1.0, 1, 0, 1, 1, 0], dtype=DOUBLE)
     grads, _ = gradient(objective, Batch(x, weight=w), None)
     moved = torch.where(w[:, None] > 0, x, x + 5)
     again, _ = gradient(objective, Batch(moved, weight=w), None)
@@ -436,7 +427,7 @@ def test_copies_lie_on_either_side_of_a_row():
             self.seen = x
             return super().forward(x)
 
-    energy, x = Recorder(normal(2), torch.eye(2, dtype=DOUBLE)), normal(7, 2)
+    energy, x = Recorder(standard_normal(2), torch.eye(2, dtype=DOUBLE)), standard_normal(7, 2)
     objective = EnergyDiscrepancy(energy, torch.tensor([0.5, 2.0], dtype=DOUBLE), n_negatives=300)
     objective.rowwise(x, seeded())
     assert torch.equal(energy.seen[:7], x)

@@ -20,16 +20,19 @@ from skebm.objectives import (
     score_matching,
 )
 from tests.support.networks import LEVELS, build, neural, walled
-from tests.support.objectives import autograd, flat, gradient
-from tests.support.oracle import DOUBLE, finite_difference, make_rbm, mean_is, seeded
+from tests.support.objectives import autograd, closed_form, flat, gradient
+from tests.support.oracle import (
+    DOUBLE,
+    finite_difference,
+    make_rbm,
+    mean_is,
+    seeded,
+    standard_normal,
+)
 from tests.support.tiers import leading, named
 
 # Largest |z| of a mean over independent noise: five standard errors.
 SIEVE = 5
-
-
-def normal(*shape, seed=1):
-    return torch.randn(shape, generator=seeded(seed), dtype=DOUBLE)
 
 
 class Bowl(Energy):
@@ -59,15 +62,17 @@ class Bowl(Energy):
 
 
 def bowl(d, diagonal=False, **kwargs):
-    root = normal(d, d, seed=2) / d**0.5
+    root = standard_normal(d, d, seed=2) / d**0.5
     matrix = root @ root.t() + 0.5 * torch.eye(d, dtype=DOUBLE)
-    matrix = matrix.diagonal().diag() if diagonal else matrix + 0.3 * normal(d, d, seed=3)
-    return Bowl(0.5 * normal(d, seed=4), matrix, **kwargs)
+    matrix = matrix.diagonal().diag() if diagonal else matrix + 0.3 * standard_normal(d, d, seed=3)
+    return Bowl(0.5 * standard_normal(d, seed=4), matrix, **kwargs)
 
 
 def rows(d, n=50):
     """Rows with moments that are not those of any model here."""
-    return normal(n, d, seed=5) @ (normal(d, d, seed=6) / d**0.5) + normal(d, seed=7)
+    return standard_normal(n, d, seed=5) @ (
+        standard_normal(d, d, seed=6) / d**0.5
+    ) + standard_normal(d, seed=7)
 
 
 def second_moment(energy, x):
@@ -85,11 +90,6 @@ def replicates(objective, x, repeats=60, times=20):
     """Losses with gradients under independent noise, each of rows repeated, (repeats, ...)."""
     batch = Batch(x.repeat(times, 1))
     return torch.stack([with_value(objective, batch, seed) for seed in range(repeats)])
-
-
-def closed_form(function, energy):
-    """The same of a formula."""
-    return torch.cat([function(energy).detach()[None], flat(autograd(function, energy)).detach()])
 
 
 def assert_mean(samples, truth):
@@ -257,7 +257,7 @@ def test_pairs_do_not_drown_in_their_noise():
     for sigma in (0.1, 0.001):
         loss = DenoisingScoreMatching(energy, sigma).rowwise(x, seeded())
         paired[sigma] = (loss / sigma**2).std().item()
-        unpaired[sigma] = (alone(sigma, normal(2000, 3)) / sigma).std().item()
+        unpaired[sigma] = (alone(sigma, standard_normal(2000, 3)) / sigma).std().item()
     assert paired[0.001] == pytest.approx(paired[0.1], rel=0.2)
     assert unpaired[0.001] > 50 * unpaired[0.1]
     assert paired[0.001] < unpaired[0.001] / 100

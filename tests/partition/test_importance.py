@@ -8,7 +8,7 @@ import pytest
 import torch
 from sklearn.exceptions import ConvergenceWarning
 
-from skebm.base import Binary, Categorical, Energy, Mixed, Real
+from skebm.base import Binary, Categorical, Mixed, Real
 from skebm.distributions import ChowLiuTree, Gaussian, IndependentBernoulli, Uniform
 from skebm.energies import BoltzmannMachine
 from skebm.partition.bridge import BridgeSampling, bridge
@@ -25,22 +25,18 @@ from tests.support.oracle import (
     seeded,
     z_scores,
 )
-from tests.support.targets import LinearInABox, Normal, OneHot, Polynomial, Quadratic, spelled_out
+from tests.support.targets import (
+    FunctionEnergy,
+    LinearInABox,
+    Normal,
+    OneHot,
+    Polynomial,
+    Quadratic,
+    spelled_out,
+)
 from tests.support.tiers import full, leading
 
 REPEATS = 100
-
-
-class FunctionEnergy(Energy):
-    """An energy given by a function of the rows."""
-
-    def __init__(self, function, domain, dtype=DOUBLE):
-        super().__init__()
-        self.function, self.domain = function, domain
-        self.zero = torch.nn.Parameter(torch.zeros(1, dtype=dtype))
-
-    def forward(self, x, cond=None):
-        return self.function(x) + self.zero
 
 
 # ------------------------------------------------------------------------------

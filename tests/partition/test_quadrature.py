@@ -8,7 +8,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 
 from skebm import ContrastiveDivergenceDensity, NCEDensity
-from skebm.base import Binary, Energy, Real
+from skebm.base import Binary, Real
 from skebm.distributions import Gaussian, Uniform
 from skebm.energies import MLP
 from skebm.estimators.base import LogZ
@@ -23,21 +23,10 @@ from skebm.partition import (
 )
 from skebm.partition.quadrature import Coordinates, cubature_rule, integrate
 from tests.support.oracle import DOUBLE, seeded
+from tests.support.targets import FunctionEnergy
 from tests.support.tiers import about, full
 
 FLOAT = torch.float32
-
-
-class FunctionEnergy(Energy):
-    """An energy given by a function of the rows."""
-
-    def __init__(self, function, domain, dtype=DOUBLE):
-        super().__init__()
-        self.function, self.domain = function, domain
-        self.zero = torch.nn.Parameter(torch.zeros(1, dtype=dtype))
-
-    def forward(self, x, cond=None):
-        return self.function(x) + self.zero
 
 
 def assert_honest(energy, truth, x=None, least=0.0, **settings):

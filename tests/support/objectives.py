@@ -223,6 +223,11 @@ def autograd(function, energy):
     return dict(zip(names, grads, strict=True))
 
 
+def closed_form(function, energy):
+    """A function of an energy and its gradient, in one vector."""
+    return torch.cat([function(energy).detach()[None], flat(autograd(function, energy)).detach()])
+
+
 def flat(grads):
     return torch.cat([grads[name].flatten() for name in sorted(grads)])
 

@@ -49,6 +49,10 @@ def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
+def standard_normal(*shape, seed=1):
+    return torch.randn(shape, generator=seeded(seed), dtype=DOUBLE)
+
+
 def make_rbm(n_visible, n_hidden, *, seed=0, scale=1.0, bias=0.5, dtype=DOUBLE):
     """An RBM as it might come out of training: no bias is zero, no weight is small."""
     generator = seeded(seed)
@@ -74,14 +78,14 @@ def through(energy, shares=(0.1, 0.5), temperatures=()):
     return TrajectoryEnergy([*models, energy], temperatures)
 
 
-def make_temporal(base, n_hidden=2, seed=0):
-    """A temporal energy of frames with recurrent units and a lag, in double precision."""
+def make_temporal(base, n_hidden=2, seed=0, *, order=1, recurrent=True, scale=0.5):
+    """A temporal energy of frames with weights that matter, in double precision."""
     generator = seeded(seed)
     rbm = MixedRBM(base, n_hidden, generator=generator, dtype=DOUBLE)
-    energy = TemporalEnergy(rbm, 1, recurrent=True)
+    energy = TemporalEnergy(rbm, order, recurrent)
     with torch.no_grad():
         for p in energy.parameters():
-            p.copy_(0.5 * torch.randn(p.shape, generator=generator, dtype=DOUBLE))
+            p.copy_(scale * torch.randn(p.shape, generator=generator, dtype=DOUBLE))
     return energy
 
 

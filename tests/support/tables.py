@@ -19,6 +19,12 @@ def real_rows(n=60, d=6, seed=0):
     return np.round(128 * rows) / 128
 
 
+def correlated_rows(n=200, seed=0):
+    """Two correlated columns and an independent one."""
+    x = np.random.default_rng(seed).normal(size=(n, 3))
+    return x @ np.array([[1.0, 0.8, 0], [0, 0.6, 0], [0, 0, 2.0]]) + 1
+
+
 def one_hot_rows(n=60, d=6, seed=0):
     """d / 3 columns of three levels that mostly copy a hidden one, as indicators."""
     rng = np.random.default_rng(seed)

@@ -14,6 +14,18 @@ from skebm.base import Binary, Categorical, Energy, Mixed, Real
 from tests.support.oracle import DOUBLE, Discrete
 
 
+class FunctionEnergy(Energy):
+    """An energy given by a function of the rows."""
+
+    def __init__(self, function, domain, dtype=DOUBLE):
+        super().__init__()
+        self.function, self.domain = function, domain
+        self.zero = torch.nn.Parameter(torch.zeros(1, dtype=dtype))
+
+    def forward(self, x, cond=None):
+        return self.function(x) + self.zero
+
+
 class Normal:
     """N(mean, cov) at beta 1; narrower at a larger beta."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator
-from numbers import Real as RealNumber
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from skebm.base import Real
 from skebm.base.processes import own_modes, seed_modules
-from skebm.base.sampler import whole_number, whole_numbers
+from skebm.base.sampler import number_in, whole_number, whole_numbers
 from skebm.base.torchtools import adamw
 from skebm.distributions._fitting import (
     CHUNK,
@@ -59,14 +58,9 @@ class TrainingSettings(NamedTuple):
             return self._replace(weight_decay=min(1.0, decay_rows / n_rows)).for_rows(n_rows)
         for name in ("batch_size", "n_steps", "n_steps_no_change"):
             whole_number(name, getattr(self, name), 1)
-        for name, below in (
-            ("learning_rate", math.inf),
-            ("weight_decay", math.inf),
-            ("validation_fraction", 1.0),
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, RealNumber) or not 0 <= float(value) < below:
-                raise ValueError(f"{name} must be a number in [0, {below:g}), got {value!r}.")
+        number_in("learning_rate", self.learning_rate, "[0, inf)")
+        number_in("weight_decay", self.weight_decay, "[0, inf)")
+        number_in("validation_fraction", self.validation_fraction, "[0, 1)")
         return self
 
 

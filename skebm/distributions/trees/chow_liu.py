@@ -14,6 +14,7 @@ from torch import Tensor
 
 from skebm.base import Binary, Clamp
 from skebm.base.processes import own_modes
+from skebm.base.sampler import number_in
 from skebm.base.torchtools import softplus
 from skebm.distributions.base import Distribution, Tilt
 
@@ -191,8 +192,7 @@ class ChowLiuTree(Distribution):
         """
         if not torch.isfinite(second).all():
             raise ValueError("The moments must be finite: is there a row of positive weight?")
-        if not 0 <= shrinkage <= 1:
-            raise ValueError(f"shrinkage must be in [0, 1], got {shrinkage!r}.")
+        number_in("shrinkage", shrinkage, "[0, 1]")
         second = second.double().cpu()
         mean = second.diagonal()
         p11 = torch.lerp(second, torch.outer(mean, mean), shrinkage)

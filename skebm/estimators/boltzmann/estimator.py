@@ -497,12 +497,7 @@ class BoltzmannMachineDensity(CategoriesMixin, ModelQueriesMixin, BaseDensity):
         -------
         ndarray or data frame of shape (n_samples, n_features)
         """
-        self._check_draws(n_samples, n_steps, temperature)
-        if given is not None:
-            self._check_given(temperature)
-            return self._sample_given(given, n_samples, random_state, n_steps)
-        drawn = self._draw(n_samples, self._generator(random_state), n_steps, temperature)
-        return self._recipe.table.invert(drawn)
+        return self._draw_rows(n_samples, random_state, temperature, given, n_steps)
 
     def _draw(
         self, n: int, generator: torch.Generator, n_steps: int, temperature: float = 1.0

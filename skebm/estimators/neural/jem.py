@@ -23,9 +23,7 @@ from skebm.estimators._docs import insert_shared_docs
 from skebm.estimators.base import JOINT_CONSTRAINTS, BaseEBM, assign_parameters
 from skebm.estimators.classifiers import (
     ProbabilisticClassifierMixin,
-    check_not_both,
     class_weights,
-    codes_of,
     with_copies_of_labelled,
 )
 from skebm.estimators.neural.family import (
@@ -701,23 +699,14 @@ class JEMClassifier(ProbabilisticClassifierMixin, NeuralMixin, BaseEBM):
         ndarray of shape (n_samples, n_features)
             In the units of the data.
         """
-        if y is None:
-            return self._draw_rows(n_samples, random_state, temperature, given, n_steps)
-        self._check_draws(n_samples, n_steps, temperature)
-        check_not_both(y, given)
-        codes, generator = (
-            codes_of(y, n_samples, self.classes_),
-            self._generator(random_state),
-        )
-        found = np.empty((n_samples, *self.row_shape_))
-        for code in np.unique(codes):
-            here = codes == code
-            n = int(here.sum())
-            energy, chains = self._energy_of_class(int(code))
-            chains = chains_at_temperature(chains, energy, temperature)
-            drawn = draw_by_chains(energy, chains, max(n, LEAST_CHAINS), generator, n_steps)
-            found[here] = self._recipe.table.invert(drawn[:n])
-        return found
+        return self._draw_labelled(n_samples, y, random_state, temperature, given, n_steps)
+
+    def _draw_class(
+        self, code: int, n: int, generator: torch.Generator, n_steps: int, temperature: float
+    ) -> Tensor:
+        energy, chains = self._energy_of_class(code)
+        chains = chains_at_temperature(chains, energy, temperature)
+        return draw_by_chains(energy, chains, max(n, LEAST_CHAINS), generator, n_steps)
 
     def _energy_of_class(self, code: int) -> tuple[NeuralEnergy, Chains]:
         """The energy of p(x | y), and chains that start at rows weighted by their p(y | x)."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from skebm._validation import check_is_fitted
 from skebm.base import Mixed, Sampler
-from skebm.base.sampler import whole_number
+from skebm.base.sampler import number_in, whole_number
 from skebm.distributions import Distribution
 from skebm.estimators.base import PartitionMixin
 from skebm.estimators.neural.family import NeuralRecipe, derivatives
@@ -85,7 +85,7 @@ class NeuralMixin(ModelQueriesMixin, PartitionMixin):
         self, n_samples: int, random_state: Any, temperature: float, given: Any, n_steps: int
     ) -> np.ndarray:
         """Rows of the model at a temperature, or given some of their columns."""
-        self._check_draws(n_samples, n_steps, temperature)
+        self._check_draws(n_samples, temperature, n_steps=n_steps)
         generator, n = self._generator(random_state), max(n_samples, LEAST_CHAINS)
         energy, table = self.energy_, self._recipe.table
         chains = chains_at_temperature(self._chains(), energy, temperature)
@@ -177,12 +177,10 @@ class NeuralMixin(ModelQueriesMixin, PartitionMixin):
         if not table.discrete:
             return self._denoise_real(X, noise_level)
         whole_number("n_steps", n_steps, 2)
-        level = 0.1 if noise_level is None else noise_level
-        if not (isinstance(level, Real) and 0 < level < 0.5):
-            raise ValueError(f"noise_level must lie in (0, 0.5), got {noise_level}.")
+        level = number_in("noise_level", 0.1 if noise_level is None else noise_level, "(0, 0.5)")
         rows, generator = self._rows(X), self._generator(random_state)
         sampler, x = self.sampler_, rows.block(0, len(rows))
-        mean = discrete_posterior_mean(self.energy_, sampler, x, float(level), generator, n_steps)
+        mean = discrete_posterior_mean(self.energy_, sampler, x, level, generator, n_steps)
         if table.by_column:
             return table.invert(mean)
         return mean.cpu().double().numpy().reshape(-1, *self.row_shape_)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import scipy.sparse as sp
-from sklearn.base import BaseEstimator, MetaEstimatorMixin, OutlierMixin, clone
+from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone
 from sklearn.frozen import FrozenEstimator
 from sklearn.utils import get_tags, indexable
 from sklearn.utils.metaestimators import available_if
@@ -29,10 +29,11 @@ from skebm._validation import (
     set_seeds,
     warn,
 )
-from skebm.base import DataWarning, LikelihoodWarning, SettingWarning
+from skebm.base import DataWarning, LikelihoodWarning
 from skebm.base.processes import TasksMixin, begin_task, parts_of_fit, without_warnings
 from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import (
+    ThresholdMixin,
     atomic,
     non_default_parameters,
     set_nested_params,
@@ -82,6 +83,7 @@ from skebm.estimators.outlier.thresholds import (
     benjamini_hochberg,
     check_fdr,
     effective_rows,
+    warn_of_raised_level,
 )
 from skebm.estimators.outlier.trimming import ContaminatedShare, mean_share
 from skebm.estimators.queries.densities import (
@@ -128,7 +130,7 @@ OF_DENSITIES = ("auto", "log_density", "surprise")
 
 
 class EnergyOutlierDetector(
-    DocLinkMixin, SourceMixin, TasksMixin, OutlierMixin, MetaEstimatorMixin, BaseEstimator
+    DocLinkMixin, SourceMixin, TasksMixin, ThresholdMixin, MetaEstimatorMixin, BaseEstimator
 ):
     r"""Outlier detector from any density or score, with conformal p-values.
 
@@ -224,7 +226,8 @@ class EnergyOutlierDetector(
     offset_ : float, or ndarray of shape (n_classes,) with `by_class`
         Threshold of `predict` in the units of `score_samples`, -inf for a class without outliers.
     contamination_ : float
-        The level in use.
+        The level in use: with a conformal threshold, `predict` calls rows outliers whose p-value is
+        at most that.
     n_trimmed_ : int
         Number of training rows that were left out, summed over folds.
     contaminated_ : ContaminatedShare or None
@@ -599,13 +602,8 @@ class EnergyOutlierDetector(
     def _set_threshold(self, threshold: Threshold) -> None:
         """Set the threshold; warn if it is not at the requested level or not finite."""
         self._threshold, self.contamination_ = threshold, threshold.level
-        if self._param("contamination") == "auto" and threshold.level > DEFAULT_LEVEL:
-            n = np.max(threshold.n_rows)
-            warn(
-                f"contamination='auto' means {DEFAULT_LEVEL}, but {n} calibration "
-                f"rows allow no level below {threshold.level:.3g}, which is used instead.",
-                SettingWarning,
-            )
+        asked, n = self._param("contamination"), np.max(threshold.n_rows)
+        warn_of_raised_level("contamination", asked, threshold.level, f"{n} calibration rows")
         values = np.ravel(threshold.offset([0.0] * len(self.estimators_)))
         if isinstance(threshold, ClassThresholds):
             threshold.warn_of_few_rows(np.asarray(self.estimators_[0].classes_).tolist())
@@ -771,21 +769,6 @@ class EnergyOutlierDetector(
     def _margins(self, X: Any) -> np.ndarray:
         values = self._measure(X)
         return self._threshold.margin(values)
-
-    def predict(self, X: Any) -> np.ndarray:
-        """Classify rows as inliers (+1) or outliers (-1).
-
-        With a conformal threshold, outliers are the rows whose p-value is at most `contamination_`.
-
-        Parameters
-        ----------
-        X : {array-like, sparse matrix, frame} of shape (n_samples, n_features)
-
-        Returns
-        -------
-        ndarray of shape (n_samples,)
-        """
-        return np.where(self.decision_function(X) >= 0, 1, -1)
 
     @available_if(_is_conformal)
     def p_values(self, X: Any) -> np.ndarray:

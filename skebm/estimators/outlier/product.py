@@ -38,8 +38,7 @@ from skebm._validation import (
     warn,
     warn_of_booleans,
 )
-from skebm.base import LikelihoodWarning, LogPartition, torchtools
-from skebm.base.energy import check_temperature
+from skebm.base import LikelihoodWarning, LogPartition
 from skebm.base.processes import (
     TasksMixin,
     Workers,
@@ -48,10 +47,9 @@ from skebm.base.processes import (
     parts_of_fit,
     progress_bar,
 )
-from skebm.base.sampler import whole_number
 from skebm.distributions import Distribution, Stack
 from skebm.estimators._docs import DocLinkMixin
-from skebm.estimators.base import NamedEstimators, atomic
+from skebm.estimators.base import LogPartitionMixin, NamedEstimators, atomic
 from skebm.estimators.queries.densities import (
     draw_rows,
     log_normaliser,
@@ -154,6 +152,7 @@ def fit_expert(
 
 class ProductOfDensities(
     QueriesMixin,
+    LogPartitionMixin,
     DocLinkMixin,
     SourceMixin,
     TasksMixin,
@@ -247,6 +246,7 @@ class ProductOfDensities(
         "verbose": ["verbose"],
     }
     _has_tasks = True
+    _fitted_names = "experts_"
     _default_estimators = staticmethod(default_experts)
 
     def __init__(
@@ -324,17 +324,6 @@ class ProductOfDensities(
         # Estimated on first need; scoring leaves the attributes of the estimator alone.
         self._log_z: dict[str, Any] = {"seed": draw_seed(random), "found": None}
         return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__().copy()
-        if "experts_" in state:  # whose class is not ours to store
-            state["experts_"] = dict(state["experts_"])
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if "experts_" in state:
-            self.experts_ = Bunch(**state["experts_"])
 
     def _list_of_experts(self) -> list[tuple[str, Any]]:
         """The experts; raises for lists that are none, and for estimators without a density."""
@@ -495,22 +484,6 @@ class ProductOfDensities(
         bounds = (lower + offset, upper + offset)
         return LogPartition(value + offset, std_error, *bounds, "probabilistic", ess, reason=reason)
 
-    @property
-    def log_partition_(self) -> float:
-        """log Z of :meth:`energy`, in nats."""
-        return self._log_partition().value
-
-    @property
-    def log_partition_std_(self) -> float:
-        """Standard error of `log_partition_`."""
-        return self._log_partition().std_error
-
-    @property
-    def log_partition_bounds_(self) -> tuple[float, float]:
-        """Interval for log Z, in nats."""
-        found = self._log_partition()
-        return found.lower, found.upper
-
     # ---------------------------------------------------------------- fitted models
 
     def _joint(self) -> Joint:
@@ -537,18 +510,10 @@ class ProductOfDensities(
     def _rows_of_input(self, X: np.ndarray) -> Tensor:
         return torch.tensor(X)
 
-    def _query_generator(self, random_state: Any) -> torch.Generator:
-        return torch.Generator().manual_seed(draw_seed(random_state))
-
     @property
     def _query_table(self) -> Table:
         known = getattr(self, "feature_names_in_", None)
         return plain_number_table(shown_names(known, self.n_features_in_))
-
-    def _log_z_ends(self) -> tuple[float, float]:
-        found = self._log_partition()
-        upper = found.pessimistic
-        return found.value, upper if math.isfinite(upper) else found.value
 
     def _query_reference(self) -> Tensor:
         share = self.weights_ / self.weights_.sum()
@@ -677,13 +642,8 @@ class ProductOfDensities(
         -------
         ndarray of shape (n_samples, n_features)
         """
-        check_is_fitted(self)
-        whole_number("n_samples", n_samples, 1)
-        check_temperature(temperature)
-        n_numbers = float(n_samples) * self.n_features_in_
-        torchtools.check_memory(f"n_samples={n_samples}", n_numbers, torch.float64)
+        self._check_draws(n_samples, temperature, given)
         if given is not None:
-            self._check_given(temperature)
             found: np.ndarray = self._sample_given(given, int(n_samples), random_state)
             return found
         random, n_samples = check_random_state(random_state), int(n_samples)

@@ -8,7 +8,7 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
-from sklearn.base import BaseEstimator, MetaEstimatorMixin, OutlierMixin, clone
+from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone
 from sklearn.model_selection import KFold
 from sklearn.neighbors import NearestNeighbors
 
@@ -28,7 +28,7 @@ from skebm._validation import (
 )
 from skebm.base.processes import TasksMixin, collect_warnings, fit_of, parts_of_fit
 from skebm.estimators._docs import DocLinkMixin
-from skebm.estimators.base import atomic, set_nested_params, upper_quantile
+from skebm.estimators.base import ThresholdMixin, atomic, set_nested_params, upper_quantile
 from skebm.estimators.outlier.bulk import Bulk, mean_of_two_highest
 from skebm.estimators.outlier.product import ProductOfDensities
 from skebm.estimators.queries.densities import relative_log_density
@@ -288,7 +288,7 @@ def _keys(codes: np.ndarray) -> np.ndarray:
 
 
 class RowSurprise(
-    DocLinkMixin, SourceMixin, TasksMixin, OutlierMixin, MetaEstimatorMixin, BaseEstimator
+    DocLinkMixin, SourceMixin, TasksMixin, ThresholdMixin, MetaEstimatorMixin, BaseEstimator
 ):
     r"""How surprising rows are beside those of a table, in nats.
 
@@ -517,32 +517,6 @@ class RowSurprise(
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, reset=False)
         return -self._surprise_of_parts(RowViews.of(self.density_, self._nearest, self._bulk, X), X)
-
-    def decision_function(self, X: Any) -> np.ndarray:
-        """`score_samples` minus `offset_`: negative for outliers.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-
-        Returns
-        -------
-        ndarray of shape (n_samples,)
-        """
-        return self.score_samples(X) - self.offset_
-
-    def predict(self, X: Any) -> np.ndarray:
-        """Classify rows as inliers (+1) or outliers (-1).
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-
-        Returns
-        -------
-        ndarray of shape (n_samples,)
-        """
-        return np.where(self.decision_function(X) >= 0, 1, -1)
 
 
 def _nats(tails: list[RankTail], values: np.ndarray) -> np.ndarray:

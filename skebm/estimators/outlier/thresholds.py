@@ -15,7 +15,8 @@ import numpy as np
 from scipy.stats import false_discovery_control
 
 from skebm._validation import warn
-from skebm.base import DataWarning
+from skebm.base import DataWarning, SettingWarning
+from skebm.base.sampler import number_in
 from skebm.estimators.base import upper_quantile
 from skebm.estimators.tables.gross import gross_of
 
@@ -43,28 +44,38 @@ def rows_needed(level: float) -> int:
     return math.ceil(1 / level - 1e-9) - 1
 
 
-def attainable_level(contamination: float | str, n: float, *, by_class: bool = False) -> float:
-    """The level to use; raises `ValueError` if `n` calibration rows are too few to attain it.
-
-    By class these are the rows of the largest class.
-    """
+def attainable_level(
+    asked: float | str,
+    n: float,
+    name: str = "contamination",
+    rows: str = "calibration rows",
+    remedy: str = "method='cross-conformal', which calibrates with all",
+) -> float:
+    """The level to use; raises `ValueError` if `n` calibration rows are too few to attain it."""
     if n == 0:
         raise ValueError("All rows that were held out for the calibration have weight 0.")
     least = 1 / (n + 1)
-    if contamination == "auto":
+    if asked == "auto":
         return max(DEFAULT_LEVEL, least)
-    level = float(contamination)
+    level = float(asked)
     if level < least * (1 - 1e-9):
-        whose, other = "", "method='cross-conformal', which calibrates with all"
-        if by_class:
-            whose, other = " in the largest class", "by_class=False"
         raise ValueError(
-            f"n_samples={n:g} calibration rows{whose} are too few for contamination={level:g}: the "
-            f"smallest p-value is 1 / ({n:g} + 1) = {least:.3g}, so no row could ever be called an "
-            f"outlier. At least {rows_needed(level)} are needed: use more rows, a larger "
-            f"calibration_fraction, or {other}."
+            f"n_samples={n:g} {rows} are too few for {name}={level:g}: the smallest p-value is "
+            f"1 / ({n:g} + 1) = {least:.3g}, so no row could ever be called an outlier. At least "
+            f"{rows_needed(level)} are needed: use more rows, a larger calibration_fraction, or "
+            f"{remedy}."
         )
     return level
+
+
+def warn_of_raised_level(name: str, asked: float | str, level: float, rows: str) -> None:
+    """Warn if the level is above what "auto" means, as so many calibration rows allow no other."""
+    if asked == "auto" and level > DEFAULT_LEVEL:
+        warn(
+            f"{name}='auto' means {DEFAULT_LEVEL}, but {rows} allow no level below {level:.3g}, "
+            "which is used instead.",
+            SettingWarning,
+        )
 
 
 def p_value_bound(k: Any, n: int, n_parts: int) -> Any:
@@ -290,7 +301,8 @@ class ClassThresholds(NamedTuple):
             own = None if weight is None else weight[rows]
             found.append(ConformalThreshold.of_rows([statistic[rows]], own))
         most = max(one.n_effective for one in found)
-        level = attainable_level(contamination, most, by_class=True)
+        of_largest = {"rows": "calibration rows in the largest class", "remedy": "by_class=False"}
+        level = attainable_level(contamination, most, **of_largest)
         return cls([one._replace(level=level) for one in found])
 
     def with_reference_rows(
@@ -374,8 +386,7 @@ Threshold = QuantileThreshold | ConformalThreshold | ClassThresholds
 
 def check_fdr(fdr: float, n_calibration: float) -> None:
     """Raise `ValueError` for a false discovery rate that so few calibration rows cannot reach."""
-    if not 0 < fdr < 1:
-        raise ValueError(f"fdr={fdr!r} must lie between 0 and 1.")
+    number_in("fdr", fdr, "(0, 1)")
     if fdr * (n_calibration + 1) < 1 - 1e-9:
         raise ValueError(
             f"{n_calibration:g} calibration rows are too few for fdr={fdr:g}: the smallest p-value "

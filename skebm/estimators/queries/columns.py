@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import abc
-import math
 from collections.abc import Sequence
-from numbers import Real
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +11,7 @@ import torch
 from torch import Tensor
 
 from skebm._validation import draw_seed
+from skebm.base.sampler import number_in
 
 
 class NumberDistribution(Protocol):
@@ -386,9 +385,7 @@ def probabilities(argument: str, asked: Any) -> np.ndarray:
 
 def ends_of_interval(coverage: Any) -> list[float]:
     """Probabilities below the ends of an interval with equal tails."""
-    number = float(coverage) if isinstance(coverage, Real) else math.nan
-    if not 0 < number < 1:  # False for nan
-        raise ValueError(f"coverage must lie between 0 and 1, got {coverage!r}.")
+    number = number_in("coverage", coverage, "(0, 1)")
     return [(1 - number) / 2, (1 + number) / 2]
 
 

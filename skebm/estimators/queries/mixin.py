@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,9 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skebm._validation import check_container, check_is_fitted, is_frame, warn
+from skebm._validation import check_container, check_is_fitted, draw_seed, is_frame, warn
 from skebm.base import Categorical, LikelihoodWarning, LogLikelihoods
+from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
+from skebm.base.torchtools import check_memory
 from skebm.estimators.queries.columns import (
     ColumnConditional,
     LevelConditional,
@@ -61,18 +64,21 @@ class QueriesMixin(metaclass=abc.ABCMeta):
     def _rows_of_input(self, X: Any) -> Tensor:
         """Rows of the energy of validated X, nan where entries are missing."""
 
-    @abc.abstractmethod
     def _query_generator(self, random_state: Any) -> torch.Generator:
         """A generator on the device of the rows."""
+        return torch.Generator().manual_seed(draw_seed(random_state))
 
     @property
     @abc.abstractmethod
     def _query_table(self) -> Table:
         """Columns of X and of rows of the energy."""
 
-    @abc.abstractmethod
     def _log_z_ends(self) -> tuple[float, float]:
         """log Z, and its largest credible value."""
+        model: Any = self
+        found = model._log_partition()
+        pessimistic = found.pessimistic
+        return found.value, pessimistic if math.isfinite(pessimistic) else found.value
 
     @abc.abstractmethod
     def _query_reference(self) -> Tensor:
@@ -403,9 +409,17 @@ class QueriesMixin(metaclass=abc.ABCMeta):
         tables = [self._query_table.with_imputations(Xv, rows) for rows in made]
         return tables[0] if n_draws is None else tables
 
-    def _check_given(self, temperature: float) -> None:
-        """Raise `ValueError` where draws given some columns are asked for at a temperature."""
-        if temperature != 1:
+    def _check_draws(
+        self, n_samples: int, temperature: float, given: Any = None, n_steps: int = 1
+    ) -> None:
+        """Raise an error that names what is wrong with the arguments of `sample`."""
+        check_is_fitted(self)
+        whole_number("n_samples", n_samples, 1)
+        whole_number("n_steps", n_steps, 1)
+        check_temperature(temperature)
+        n_numbers = float(n_samples) * self._query_table.domain.n_columns
+        check_memory(f"n_samples={n_samples}", n_numbers, torch.float64)
+        if given is not None and temperature != 1:
             raise ValueError(
                 f"given= takes temperature=1.0, got {temperature}: other powers of a conditional "
                 "distribution are not those of the model."

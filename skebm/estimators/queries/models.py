@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -99,6 +98,16 @@ class ModelQueriesMixin(QueriesMixin, OfModel):
 
     # ---------------------------------------------------------------- what questions need
 
+    def _draw_rows(
+        self, n_samples: int, random_state: Any, temperature: float, given: Any, n_steps: int
+    ) -> np.ndarray:
+        """Rows of the model at a temperature, or given some of their columns."""
+        self._check_draws(n_samples, temperature, given, n_steps)
+        if given is not None:
+            return self._sample_given(given, n_samples, random_state, n_steps)
+        drawn = self._draw(n_samples, self._generator(random_state), n_steps, temperature)
+        return self._recipe.table.invert(drawn)
+
     def _joint(self) -> Joint:
         energy, table = self.energy_, self._recipe.table
         base = self._query_base(energy)
@@ -156,11 +165,6 @@ class ModelQueriesMixin(QueriesMixin, OfModel):
     def _query_table(self) -> Table:
         table: Table = self._recipe.table
         return table
-
-    def _log_z_ends(self) -> tuple[float, float]:
-        found = self._log_partition()
-        pessimistic = found.pessimistic
-        return found.value, pessimistic if math.isfinite(pessimistic) else found.value
 
     def _query_reference(self) -> Tensor:
         return torch.as_tensor(self._reference)

@@ -32,10 +32,8 @@ from skebm._validation import (
     validate_data,
     warn,
 )
-from skebm.base import SamplingWarning, torchtools
-from skebm.base.energy import check_temperature
+from skebm.base import SamplingWarning
 from skebm.base.processes import TasksMixin
-from skebm.base.sampler import whole_number
 from skebm.distributions import (
     Affine,
     Distribution,
@@ -356,9 +354,6 @@ class TractableDensity(
         found = self._table.rows(X, device=torch.device("cpu"), dtype=torch.float64)
         return found.block(0, len(found))
 
-    def _query_generator(self, random_state: Any) -> torch.Generator:
-        return torch.Generator().manual_seed(draw_seed(random_state))
-
     @property
     def _query_table(self) -> Table:
         return self._table
@@ -471,14 +466,9 @@ class TractableDensity(
         ndarray or data frame of shape (n_samples, n_features)
             A data frame if `fit` was given one with categories.
         """
-        check_is_fitted(self)
-        whole_number("n_samples", n_samples, 1)
-        check_temperature(temperature)
+        self._check_draws(n_samples, temperature, given)
         if given is not None:
-            self._check_given(temperature)
             return self._sample_given(given, int(n_samples), random_state)
-        n_numbers = float(n_samples) * self.n_features_in_
-        torchtools.check_memory(f"n_samples={n_samples}", n_numbers, torch.float64)
         random = check_random_state(random_state)
         if temperature == 1:
             generator = torch.Generator().manual_seed(draw_seed(random))

@@ -26,9 +26,7 @@ from skebm.estimators.base import (
 )
 from skebm.estimators.classifiers import (
     ProbabilisticClassifierMixin,
-    check_not_both,
     class_weights,
-    codes_of,
 )
 from skebm.estimators.rbm.class_family import (
     PRECONDITION,
@@ -439,27 +437,11 @@ class RBMClassifier(ProbabilisticClassifierMixin, LayersMixin, BaseEBM):
         ndarray of shape (n_samples, n_features)
             In the units of the data.
         """
-        self._check_draws(n_samples, n_steps, temperature)
-        check_not_both(y, given)
-        if given is not None:
-            self._check_given(temperature)
-            return self._sample_given(given, n_samples, random_state, n_steps)
-        generator, table = self._generator(random_state), self._recipe.table
-        how: dict[str, Any] = {"n_steps": n_steps, "temperature": temperature}
-        if y is None:
-            return table.invert(self._draw(n_samples, generator, **how))
-        codes = torch.as_tensor(codes_of(y, n_samples, self.classes_))
-        found = torch.empty(n_samples, self.energy_.domain.n_columns)
-        for code in codes.unique().tolist():
-            here = codes == code
-            n = int(here.sum())
-            found[here] = self._of_class(code, n, generator, **how).to(found)
-        return table.invert(found)
+        return self._draw_labelled(n_samples, y, random_state, temperature, given, n_steps)
 
-    def _of_class(
-        self, code: int, n: int, generator: torch.Generator, *, n_steps: int, temperature: float
+    def _draw_class(
+        self, code: int, n: int, generator: torch.Generator, n_steps: int, temperature: float
     ) -> Tensor:
-        """Rows of a class."""
         if self.density_ == "base":
             return self._draws_by_rejection(code, n, generator, temperature)
 

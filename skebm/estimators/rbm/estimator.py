@@ -12,7 +12,7 @@ from torch import Tensor
 
 from skebm._validation import Interval, MinMax, StrOptions, check_is_fitted, warn
 from skebm.base import Binary, BipartiteEnergy, SettingWarning
-from skebm.base.sampler import whole_number
+from skebm.base.sampler import number_in, whole_number
 from skebm.distributions import Distribution
 from skebm.energies import Tilted, TrajectoryEnergy
 from skebm.estimators._docs import insert_shared_docs
@@ -674,8 +674,7 @@ class RBMEstimator(LayersDensityMixin, BaseDensity):
         ndarray of shape (n_samples, n_features)
             Probabilities; in the units of the data if columns were scaled.
         """
-        if not 0 < noise_level < 0.5:
-            raise ValueError(f"noise_level must lie in (0, 0.5), got {noise_level}.")
+        number_in("noise_level", noise_level, "(0, 0.5)")
         whole_number("n_steps", n_steps, 1)
         rows = self._complete_rows(X, "denoise")
         generator, energy = self._generator(random_state), self.energy_

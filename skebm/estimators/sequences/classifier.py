@@ -533,9 +533,3 @@ class TemporalRBMClassifier(ConditionalPartitionMixin, ClassifierMixin, Categori
         """Weight of -log p(frame given the past) in training."""
         check_is_fitted(self)
         return self._recipe.family.generative_weight
-
-    @property
-    def base_(self) -> Distribution:
-        """The fitted base of a frame and its label."""
-        check_is_fitted(self)
-        return self._recipe.base

@@ -22,9 +22,7 @@ from skebm._validation import (
     n_rows,
     set_seeds,
     take_rows,
-    warn,
 )
-from skebm.base import SettingWarning
 from skebm.base.processes import TasksMixin, fit_of, parts_of_fit
 from skebm.estimators._docs import DocLinkMixin
 from skebm.estimators.base import (
@@ -35,7 +33,11 @@ from skebm.estimators.base import (
 )
 from skebm.estimators.outlier.fitting import n_calibration_rows
 from skebm.estimators.outlier.statistics import measure
-from skebm.estimators.outlier.thresholds import DEFAULT_LEVEL, ConformalThreshold
+from skebm.estimators.outlier.thresholds import (
+    DEFAULT_LEVEL,
+    ConformalThreshold,
+    warn_of_raised_level,
+)
 from skebm.estimators.sequences.estimator import TemporalRBM
 from skebm.estimators.sequences.series.windows import Windows
 from skebm.estimators.sequences.table import (
@@ -250,13 +252,8 @@ class SequenceOutlierDetector(
         self.estimator_ = model
         self._threshold = ConformalThreshold.fit([found], self.contamination)
         self.contamination_ = self._threshold.level
-        if self.contamination == "auto" and self.contamination_ > DEFAULT_LEVEL:
-            warn(
-                f"contamination='auto' means {DEFAULT_LEVEL}, but {len(found)} calibration "
-                f"sequences or blocks allow no level below {self.contamination_:.3g}, which is "
-                "used instead.",
-                SettingWarning,
-            )
+        what = f"{len(found)} calibration sequences or blocks"
+        warn_of_raised_level("contamination", self.contamination, self.contamination_, what)
 
     def _without_effect(self, single: bool) -> dict[str, str]:
         """Parameters that are not used, each with the reason."""

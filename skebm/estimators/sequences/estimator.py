@@ -853,12 +853,6 @@ class TemporalRBM(FeaturesMixin, CategoriesMixin, BaseConditional):
         return self._recipe.family.rule
 
     @property
-    def base_(self) -> Distribution:
-        """The fitted base of a frame."""
-        check_is_fitted(self)
-        return self._recipe.base
-
-    @property
     def components_(self) -> np.ndarray:
         """Weights W, (H, n_visible)."""
         return self._parameter_array("weight")

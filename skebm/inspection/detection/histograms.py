@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any
 
 import numpy as np
 from sklearn.metrics import roc_auc_score
 
-from skebm.base.sampler import whole_number
+from skebm.base.sampler import number_in, whole_number
 from skebm.inspection._drawing import NAVY, ORANGE, axes_of
 from skebm.inspection.detection.abnormality import abnormality, finite_ranks, threshold_of
 
@@ -156,9 +155,7 @@ class EnergyHistogramDisplay:
             Itself, with `figure_`, `ax_`, `edges_` and `beyond_` set.
         """
         whole_number("n_bins", n_bins, 1)
-        if not isinstance(clip, Real) or not 0 <= float(clip) < 0.5:
-            raise ValueError(f"clip must be in [0, 0.5), got {clip!r}.")
-        low, high = self._window(float(clip))
+        low, high = self._window(number_in("clip", clip, "[0, 0.5)"))
         ax = axes_of("EnergyHistogramDisplay", ax, SIZE)
         self.figure_, self.ax_ = ax.figure, ax
         self.edges_ = np.linspace(low, high, n_bins + 1)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from skebm._validation import check_is_fitted, n_rows
-from skebm.base.sampler import whole_number
+from skebm.base.sampler import number_in, whole_number
 from skebm.estimators.outlier.thresholds import p_value_bound
 from skebm.inspection._drawing import NAVY, ORANGE, axes_of
 from skebm.inspection.detection.band import chance_band, levels_up_to
@@ -192,9 +191,9 @@ class PValueDisplay:
         """
         whole_number("n_calibration", n_calibration, 1)
         whole_number("n_folds", n_folds, 1)
-        _check_share("confidence", confidence)
+        number_in("confidence", confidence, "(0, 1)")
         if alarm_level is not None:
-            _check_share("alarm_level", alarm_level)
+            number_in("alarm_level", alarm_level, "(0, 1)")
         p, n = _check_p_values(p_values, n_calibration), n_calibration
         k = levels_up_to(n)
         lower = upper = bound = None
@@ -319,8 +318,3 @@ def _check_p_values(p_values: Any, n: int) -> np.ndarray:
             f"not for n_calibration={n}."
         )
     return np.sort(count.round() / (n + 1))
-
-
-def _check_share(name: str, value: Any) -> None:
-    if not isinstance(value, Real) or not 0 < float(value) < 1:
-        raise ValueError(f"{name} must be in (0, 1), got {value!r}.")

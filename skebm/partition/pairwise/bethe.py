@@ -13,7 +13,7 @@ from torch import Tensor
 from skebm._validation import warn
 from skebm.base import Energy, LikelihoodWarning, LogPartition, Sampler
 from skebm.base.graph import PairwiseGraph
-from skebm.base.sampler import whole_number
+from skebm.base.sampler import number_in, whole_number
 from skebm.partition.checks import generator_for
 from skebm.partition.pairwise.graph import (
     FRUSTRATED,
@@ -106,8 +106,7 @@ class Bethe(PairwiseEstimator):
         self.check(energy)
         whole_number("n_starts", self.n_starts, 1)
         whole_number("max_iter", self.max_iter, 0)
-        if not 0 <= self.damping < 1:
-            raise ValueError(f"damping must be in [0, 1), got {self.damping!r}.")
+        number_in("damping", self.damping, "[0, 1)")
         graph = pairwise_graph(energy)
         if graph.is_forest:
             return exact_result(forest_log_z(graph))

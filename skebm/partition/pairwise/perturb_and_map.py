@@ -11,7 +11,7 @@ from scipy.stats import t as student
 from torch import Tensor
 
 from skebm.base import Energy, LogPartition, Sampler
-from skebm.base.sampler import whole_number
+from skebm.base.sampler import number_in, whole_number
 from skebm.base.torchtools import check_memory
 from skebm.partition.checks import generator_for
 from skebm.partition.pairwise.graph import PairwiseEstimator, pairwise_graph
@@ -95,8 +95,7 @@ class PerturbAndMAP(PairwiseEstimator):
         """Bound log Z from above; `generator` (default: seed 0) draws the perturbations."""
         self.check(energy)
         whole_number("n_samples", self.n_samples, 2)
-        if not 0 < self.delta < 1:
-            raise ValueError(f"delta must be in (0, 1), got {self.delta!r}.")
+        number_in("delta", self.delta, "(0, 1)")
         graph = pairwise_graph(energy)
         solve = SOLVERS[choose_solver(self.solver, graph, self.n_samples)]
         n_numbers = 2 * self.n_samples * graph.n_nodes

@@ -9,23 +9,25 @@ from scipy.stats import multivariate_normal
 
 from skebm.base import Binary, Categorical, Clamp, Mixed, Real
 from skebm.distributions import CorrelatedClasses, GaussianMixture, LatentClasses, Stack
-from tests.support.oracle import DOUBLE, seeded
+from tests.support.oracle import DOUBLE, seeded, standard_normal
 
 MIXED = Mixed((Binary((1,)), Categorical((3,)), Real((2,))))
 LEVELS = Mixed(MIXED.parts[:2])
 
 
-def normal(*shape, seed=0):
-    return torch.randn(shape, generator=seeded(seed), dtype=DOUBLE)
-
-
 def model(n=3):
-    factors = normal(n, 2, 2, seed=5)
+    factors = standard_normal(n, 2, 2, seed=5)
     covariances = factors @ factors.mT + 0.3 * torch.eye(2, dtype=DOUBLE)
-    numbers = GaussianMixture(normal(n).softmax(0), 2 * normal(n, 2, seed=4), covariances)
-    nothing = normal(n, 0)
+    numbers = GaussianMixture(
+        standard_normal(n, seed=0).softmax(0), 2 * standard_normal(n, 2, seed=4), covariances
+    )
+    nothing = standard_normal(n, 0, seed=0)
     levels = LatentClasses(
-        normal(n), LEVELS, logits=normal(n, 4, seed=1), mean=nothing, scale=nothing
+        standard_normal(n, seed=0),
+        LEVELS,
+        logits=standard_normal(n, 4, seed=1),
+        mean=nothing,
+        scale=nothing,
     )
     return CorrelatedClasses(levels, numbers)
 

@@ -9,21 +9,21 @@ from sklearn.mixture import GaussianMixture
 
 from skebm.base import Binary, Categorical, Clamp, Mixed, Real
 from skebm.distributions import Gaussian, LatentClasses
-from tests.support.oracle import DOUBLE, log_classes, seeded
+from tests.support.oracle import DOUBLE, log_classes, seeded, standard_normal
 
 MIXED = Mixed((Binary((2,)), Categorical((3,)), Real((1,))))
-
-
-def normal(*shape, seed=0):
-    return torch.randn(shape, generator=seeded(seed), dtype=DOUBLE)
 
 
 def model(domain=MIXED, n=3):
     n_real = domain.parts[-1].n_columns
     d = domain.n_columns - n_real
-    scale = normal(n, n_real, seed=3).exp()
+    scale = standard_normal(n, n_real, seed=3).exp()
     return LatentClasses(
-        normal(n), domain, logits=normal(n, d, seed=1), mean=3 * normal(n, n_real), scale=scale
+        standard_normal(n, seed=0),
+        domain,
+        logits=standard_normal(n, d, seed=1),
+        mean=3 * standard_normal(n, n_real, seed=0),
+        scale=scale,
     )
 
 
@@ -93,7 +93,11 @@ def test_the_precision_score_is_the_derivative():
 
 def test_flips_of_bits_are_differences():
     q = LatentClasses(
-        normal(3), Binary((4,)), logits=normal(3, 4), mean=normal(3, 0), scale=normal(3, 0)
+        standard_normal(3, seed=0),
+        Binary((4,)),
+        logits=standard_normal(3, 4, seed=0),
+        mean=standard_normal(3, 0, seed=0),
+        scale=standard_normal(3, 0, seed=0),
     )
     x = q.sample(10, seeded())
     for i in range(4):

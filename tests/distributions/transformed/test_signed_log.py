@@ -1,8 +1,6 @@
 """Distributions of signed logarithms: changes of variables, units of columns."""
 
-import copy
 import math
-import pickle
 
 import numpy as np
 import pytest
@@ -11,6 +9,7 @@ import torch
 
 from skebm.base import Real
 from skebm.distributions import Gaussian, GaussianMixture, KernelDensity, SignedLog, Uniform
+from tests.support.distributions import assert_distribution
 from tests.support.oracle import DOUBLE, P_FLOOR, row_gradients, seeded
 
 CENTRE = torch.tensor([1.0, -2.0], dtype=DOUBLE)
@@ -66,16 +65,8 @@ def test_marginals():
     assert not PLANE.has_convolved
 
 
-def test_copies_and_precisions():
-    x = rows(10)
-    for one in (copy.deepcopy(PLANE), pickle.loads(pickle.dumps(PLANE))):
-        assert torch.equal(one.log_prob(x), PLANE.log_prob(x))
-    single = PLANE.to("cpu", torch.float32)
-    found = single.log_prob(x.float())
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, PLANE.log_prob(x).float(), rtol=1e-4, atol=1e-4)
-    assert single.sample(3, seeded(0)).dtype == torch.float32
-    assert PLANE.domain == Real((2,))
+def test_the_distribution_satisfies_the_contract():
+    assert_distribution(PLANE)
 
 
 def test_units_are_medians_and_quartiles():

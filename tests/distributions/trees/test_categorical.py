@@ -1,13 +1,13 @@
 """Trees of bits and categories, against sums over all rows."""
 
 import itertools
-import pickle
 
 import pytest
 import torch
 
 from skebm.base import Binary, Categorical, Clamp, Mixed, Real
 from skebm.distributions import BlockTree, CategoricalTree, ChowLiuTree, IndependentCategorical
+from tests.support.distributions import assert_distribution
 
 KINDS = {
     "mixed": Mixed((Binary((2,)), Categorical((3, 2)))),
@@ -144,12 +144,8 @@ def test_levels_that_never_occur_have_a_probability():
     assert tree.log_prob(states(domain)).exp().sum() == pytest.approx(1)
 
 
-def test_copies_and_storage(tree):
-    x = states(tree.domain)
-    for other in (pickle.loads(pickle.dumps(tree)), tree.to("cpu", torch.float64)):
-        torch.testing.assert_close(other.log_prob(x), tree.log_prob(x))
-        assert other.domain == tree.domain
-    assert tree.to("cpu", torch.float32).log_prob(x.float()).dtype == torch.float32
+def test_the_distribution_satisfies_the_contract(tree):
+    assert_distribution(tree.to("cpu", torch.float64))
 
 
 def test_scores_are_gradients(tree):

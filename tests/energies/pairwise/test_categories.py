@@ -11,12 +11,8 @@ from skebm.energies.pairwise import same_column
 from skebm.energies.path import PairwisePath
 from skebm.partition import AIS, Bethe, Exact
 from skebm.samplers import Gibbs
+from tests.support.oracle import seeded
 from tests.support.tiers import leading, named
-
-
-def generator(seed):
-    return torch.Generator().manual_seed(seed)
-
 
 DOMAINS = {
     "levels": Categorical((3, 2, 4)),
@@ -27,7 +23,7 @@ DOMAINS = {
 
 def machine(domain, scale=0.7, dtype=torch.float64, edges=None):
     d = domain.n_columns
-    gen = generator(3)
+    gen = seeded(3)
     W = scale * torch.randn(d, d, generator=gen, dtype=dtype)
     b = torch.randn(d, generator=gen, dtype=dtype)
     if edges is not None:
@@ -83,7 +79,7 @@ def test_gibbs_leaves_the_distribution_invariant(name, beta):
     energy = machine(DOMAINS[name])
     states = all_states(energy.domain)
     p = torch.softmax(-beta * energy(states), 0)
-    n, gen = 50_000, generator(1)
+    n, gen = 50_000, seeded(1)
     x = states[torch.multinomial(p, n, replacement=True, generator=gen)]
     state, info = Gibbs().run(energy, x, 1, gen, beta=beta)
     assert energy.domain.contains(state.x).all()
@@ -94,7 +90,7 @@ def test_gibbs_leaves_the_distribution_invariant(name, beta):
 
 def test_clamped_entries_stay_and_exclude_levels():
     energy = machine(DOMAINS["mixed"])
-    gen = generator(2)
+    gen = seeded(2)
     x = energy.domain.uniform(500, gen, dtype=torch.float64)
     mask = torch.zeros_like(x, dtype=torch.bool)
     mask[:, 0] = mask[:, 4] = mask[:, 6] = True  # a bit, one of three levels, one of two
@@ -116,7 +112,7 @@ def test_annealing_keeps_the_conditionals_and_finds_log_z(name):
     else:
         base = Uniform(energy.domain)
     assert isinstance(annealing_path(energy, base), PairwisePath)
-    found = AIS(n_betas=200, n_chains=500).estimate(energy, base=base, generator=generator(0))
+    found = AIS(n_betas=200, n_chains=500).estimate(energy, base=base, generator=seeded(0))
     assert abs(found.value - exact) < 5 * max(found.std_error, 1e-3)
 
 

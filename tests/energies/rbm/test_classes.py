@@ -17,18 +17,15 @@ from skebm.energies import ClassRBM, MixedRBM
 from skebm.objectives import Centering, ClassLikelihood, Penalty
 from skebm.partition import AIS, AISBracket, Exact, exact_draws
 from skebm.samplers import FromData, Gibbs, Persistent
+from tests.support.oracle import seeded
 from tests.support.tiers import full, only_full
 
 F64 = torch.float64
 N_CLASSES, N_HIDDEN = 3, 2
 
 
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
 def bases():
-    g = generator(5)
+    g = seeded(5)
     bits = IndependentBernoulli(torch.randn(4, generator=g, dtype=F64))
     levels = IndependentCategorical(torch.zeros(5, dtype=F64), (2, 3))
     real = Gaussian(torch.zeros(2, dtype=F64), torch.ones(2, dtype=F64))
@@ -43,7 +40,7 @@ def bases():
 
 
 def machine_of(name, scale=0.7):
-    base, g = bases()[name], generator(1)
+    base, g = bases()[name], seeded(1)
     rows = MixedRBM(base, N_HIDDEN, generator=g, scale=scale, dtype=F64)
     energy = ClassRBM(rows, N_CLASSES, generator=g, scale=scale)
     with torch.no_grad():
@@ -53,7 +50,7 @@ def machine_of(name, scale=0.7):
 
 
 def rows_of(energy, n=6):
-    g = generator(2)
+    g = seeded(2)
     return energy.base.sample(n, g).to(F64)
 
 
@@ -114,7 +111,7 @@ def test_conditionals_of_the_layer(name):
         mean = energy.hidden(x).mean
         torch.testing.assert_close(mean, torch.cat([p.sum(2), units], 1))
         # Draws have these means, and the class of a draw is one of them.
-        many = energy.hidden(x[:1].expand(20_000, -1)).sample(generator())
+        many = energy.hidden(x[:1].expand(20_000, -1)).sample(seeded())
         assert energy.hidden_domain.contains(many).all()
         torch.testing.assert_close(many.mean(0), mean[0], atol=0.02, rtol=0)
         # The correlation of class and units is that of the model.
@@ -153,10 +150,10 @@ def test_log_z_is_that_of_all_rows_and_classes(name):
         states = torch.cat(list(energy.domain.enumerate()))
         log_z = float((-energy(states)).logsumexp(0))
         assert Exact().estimate(energy).value == pytest.approx(log_z)
-        ais = AIS(n_chains=200, n_betas=50).estimate(energy, generator=generator())
+        ais = AIS(n_chains=200, n_betas=50).estimate(energy, generator=seeded())
         assert ais.value == pytest.approx(log_z, abs=5 * ais.std_error + 0.02)
         bracket = AISBracket(n_chains=100, n_betas=100, n_steps=20).estimate(
-            energy, x=states[:50], generator=generator()
+            energy, x=states[:50], generator=seeded()
         )
         assert bracket.lower - 0.1 < log_z < bracket.upper + 0.1
         # Given a class, the RBM has the rest of log Z.
@@ -177,7 +174,7 @@ def test_real_columns_have_the_log_z_of_the_sum_over_layers():
     ]
     assert float(torch.tensor(parts).logsumexp(0)) == pytest.approx(log_z)
     wide = AIS(n_chains=1000, n_betas=200).estimate(
-        energy, base=energy.wider_base(), generator=generator()
+        energy, base=energy.wider_base(), generator=seeded()
     )
     assert wide.value == pytest.approx(log_z, abs=5 * wide.std_error + 0.02)
 
@@ -188,9 +185,9 @@ def test_gibbs_draws_the_marginal(name):
     with torch.no_grad():
         states = torch.cat(list(energy.domain.enumerate()))
         mean = (-energy(states)).softmax(0) @ states
-        start = exact_draws(energy, 20_000, generator())
+        start = exact_draws(energy, 20_000, seeded())
         torch.testing.assert_close(start.mean(0), mean, atol=0.02, rtol=0)
-        state, _ = Gibbs().step(energy, ChainState(start), generator(1))
+        state, _ = Gibbs().step(energy, ChainState(start), seeded(1))
         torch.testing.assert_close(state.x.mean(0), mean, atol=0.02, rtol=0)
     with pytest.raises(ValueError, match="n_collapsed"):
         Gibbs(n_collapsed=1).check(energy)
@@ -229,12 +226,12 @@ def test_the_written_gradient_is_that_of_the_loss(name, weight):
         class_weight=torch.tensor([1.0, 2.0, 0.5], dtype=F64),
         penalty=Penalty(l1=0.01, l2=0.1),
     )
-    state = objective.start(batch, generator())
+    state = objective.start(batch, seeded())
     with torch.no_grad():
-        objective.gradients(batch, state, generator(3))
+        objective.gradients(batch, state, seeded(3))
     written = grads(energy)
     energy.zero_grad(set_to_none=True)
-    objective(batch, state, generator(3)).value.backward()
+    objective(batch, state, seeded(3)).value.backward()
     for key, value in grads(energy).items():
         torch.testing.assert_close(written[key], value, rtol=1e-8, atol=1e-10)
 
@@ -249,11 +246,11 @@ def test_the_gradient_of_labelled_rows_is_that_of_the_joint_likelihood():
     energy.zero_grad(set_to_none=True)
     chains = Persistent(n_steps=1, n_chains=40_000)
     objective = ClassLikelihood(energy, Gibbs(), chains, generative_weight=1.0)
-    state = objective.start(Batch(x, y), generator())
-    start = exact_draws(energy, 40_000, generator())
+    state = objective.start(Batch(x, y), seeded())
+    start = exact_draws(energy, 40_000, seeded())
     state = state._replace(chain=ChainState(start))
     with torch.no_grad():
-        objective.gradients(Batch(x, y), state, generator(1))
+        objective.gradients(Batch(x, y), state, seeded(1))
     for key, value in exact.items():
         torch.testing.assert_close(grads(energy)[key], value, atol=0.02, rtol=0)
 
@@ -268,9 +265,9 @@ def test_centred_steps_keep_the_fixed_points_and_descend(name):
         objective = ClassLikelihood(
             energy, Gibbs(), FromData(), generative_weight=0.0, centering=centering
         )
-        state = objective.start(Batch(x, y), generator())
+        state = objective.start(Batch(x, y), seeded())
         with torch.no_grad():
-            objective.gradients(Batch(x, y), state, generator(3))
+            objective.gradients(Batch(x, y), state, seeded(3))
         found = torch.cat([g.flatten() for g in grads(energy).values()])
         plain = found if plain is None else plain
         inner.append(float(found @ plain))
@@ -286,7 +283,7 @@ def test_centring_is_that_of_a_machine_with_classes_among_its_columns():
     both = MixedRBM(
         Columns([energy.base, IndependentCategorical(torch.zeros(3, dtype=F64), (3,))]),
         N_HIDDEN,
-        generator=generator(),
+        generator=seeded(),
         dtype=F64,
     )
     with torch.no_grad():

@@ -45,16 +45,13 @@ from tests.support.oracle import (
     make_real_rbm,
     mean_is,
     seeded,
+    standard_normal,
 )
 from tests.support.tiers import full, named
 
 H = 3
 # Largest |z| of a mean over independent noise, of a hundred numbers or so.
 SIEVE = 5
-
-
-def normal(*shape, seed=1):
-    return torch.randn(shape, generator=seeded(seed), dtype=DOUBLE)
 
 
 def tree():
@@ -74,29 +71,29 @@ def classes(*kinds):
     domain = Mixed(kinds) if len(kinds) > 1 else kinds[0]
     n_real = sum(kind.n_columns for kind in kinds if isinstance(kind, Real))
     return LatentClasses(
-        normal(3),
+        standard_normal(3),
         domain,
-        logits=normal(3, domain.n_columns - n_real, seed=2),
-        mean=2 * normal(3, n_real, seed=3),
-        scale=1.3 * normal(3, n_real, seed=4).div(8).exp(),
+        logits=standard_normal(3, domain.n_columns - n_real, seed=2),
+        mean=2 * standard_normal(3, n_real, seed=3),
+        scale=1.3 * standard_normal(3, n_real, seed=4).div(8).exp(),
     )
 
 
 COVARIANCE = torch.tensor([[1.0, 0.6], [0.6, 1.3]], dtype=DOUBLE)
 PARTS = {
-    "bits": lambda: [IndependentBernoulli(normal(3))],
+    "bits": lambda: [IndependentBernoulli(standard_normal(3))],
     "tree": lambda: [tree()],
-    "categories": lambda: [IndependentCategorical(normal(6), (3, 1, 2))],
-    "real": lambda: [Gaussian(0.3 * normal(2), torch.tensor([1.2, 0.7], dtype=DOUBLE))],
-    "correlated": lambda: [Gaussian(0.3 * normal(2), covariance=COVARIANCE)],
+    "categories": lambda: [IndependentCategorical(standard_normal(6), (3, 1, 2))],
+    "real": lambda: [Gaussian(0.3 * standard_normal(2), torch.tensor([1.2, 0.7], dtype=DOUBLE))],
+    "correlated": lambda: [Gaussian(0.3 * standard_normal(2), covariance=COVARIANCE)],
     "mixed": lambda: [
-        IndependentBernoulli(normal(1)),
-        IndependentCategorical(normal(5, seed=2), (3, 2)),
-        Gaussian(0.3 * normal(1), 1.2),
+        IndependentBernoulli(standard_normal(1)),
+        IndependentCategorical(standard_normal(5, seed=2), (3, 2)),
+        Gaussian(0.3 * standard_normal(1), 1.2),
     ],
     "tree of levels": lambda: [tree_of_levels()],
-    "mixed, tree of levels": lambda: [tree_of_levels(), Gaussian(0.3 * normal(1), 1.2)],
-    "mixed, correlated": lambda: [Gaussian(normal(2), covariance=COVARIANCE), tree()],
+    "mixed, tree of levels": lambda: [tree_of_levels(), Gaussian(0.3 * standard_normal(1), 1.2)],
+    "mixed, correlated": lambda: [Gaussian(standard_normal(2), covariance=COVARIANCE), tree()],
     "classes": lambda: [classes(Real((2,)))],
     "mixed classes": lambda: [classes(Binary((1,)), Categorical((3, 2)), Real((1,)))],
 }
@@ -238,7 +235,7 @@ def test_visible_conditionals_and_hidden_energies_by_quadrature(name, energy, be
             energy.visible(bits(H), beta)
         return
     h, d = bits(H), energy.domain.n_columns
-    field, clamp = normal(len(h), d, seed=6), a_clamp(energy, len(h)) if given else None
+    field, clamp = standard_normal(len(h), d, seed=6), a_clamp(energy, len(h)) if given else None
     tilt = energy.visible(h, beta, field)
     tilt = tilt.given(clamp) if given else tilt
     value = energy.hidden_energy(h, beta, field, clamp)
@@ -279,7 +276,7 @@ def test_at_infinite_temperature_real_columns_have_no_distribution():
 
 
 def test_a_level_that_is_known_to_be_impossible_leaves_the_others():
-    tilt = IndependentCategorical(normal(3), (3,)).tilted(normal(1, 3))
+    tilt = IndependentCategorical(standard_normal(3), (3,)).tilted(standard_normal(1, 3))
     mask = torch.tensor([[True, False, False]])
     found = tilt.given(Clamp(mask, torch.zeros(1, 3, dtype=DOUBLE)))
     assert float(found.mean[0, 0]) == 0
@@ -306,7 +303,7 @@ def test_the_path_runs_from_the_base_to_the_model(energy):
 
 
 def test_a_path_from_another_base_is_the_geometric_one():
-    energy, x = make("real"), normal(20, 2)
+    energy, x = make("real"), standard_normal(20, 2)
     other = Gaussian(torch.ones(2, dtype=DOUBLE), 2.0)
     expected = 0.3 * energy(x) - 0.7 * other.log_prob(x)
     torch.testing.assert_close(annealing_path(energy, other).at(0.3)(x), expected)
@@ -430,7 +427,7 @@ def test_the_truth_is_a_fixed_point(policy):
 @pytest.mark.parametrize("policy", ["persistent", "data"])
 def test_the_monitor_measures_rows_by_the_base(policy):
     """Nats above the base, by a bridge; and the error of a reconstruction, in units of x."""
-    energy, x = make("real"), normal(30, 2)
+    energy, x = make("real"), standard_normal(30, 2)
     objective = objective_of(energy, policy)
     state = later(objective, x)
     if policy == "persistent":
@@ -504,7 +501,7 @@ def test_centring_is_that_of_centred_weights(energy):
 
 def test_steps_of_means_do_not_grow_with_the_precision():
     """Preconditioned, gradients of real columns are those of their means, times a fourth power."""
-    x, found = normal(6, 2), []
+    x, found = standard_normal(6, 2), []
     for log_precision in (0.0, 2.0):
         energy = make("real")
         with torch.no_grad():
@@ -513,7 +510,7 @@ def test_steps_of_means_do_not_grow_with_the_precision():
         objective = objective_of(energy, "data", centering=Centering(precondition=0.5))
         state = objective.start(Batch(x), seeded(1))
         state = state._replace(offsets=state.offsets._replace(visible=torch.zeros(2, dtype=DOUBLE)))
-        chain = normal(6, 2, seed=9)
+        chain = standard_normal(6, 2, seed=9)
         own = energy.contrast_gradient(objective.centering, None)
         sign = torch.cat([torch.full((6,), -1 / 6), torch.full((6,), 1 / 6)]).to(DOUBLE)
         share = torch.full((6,), 1 / 6, dtype=DOUBLE)
@@ -611,7 +608,7 @@ def test_autograd_gives_the_gradient_by_hand(policy, kind):
         "l1": Penalty(0.3, 0.4),
         "sparsity": Penalty(0.0, 0.0, 0.2, 0.7),
     }[kind]
-    x, w, found = normal(6, 2), weights("of mean 1"), []
+    x, w, found = standard_normal(6, 2), weights("of mean 1"), []
     for cls in (MixedRBM, AutogradRBM):
         energy = make_real_rbm(2, H, cls=cls)
         objective = objective_of(energy, policy, penalty=penalty)
@@ -634,7 +631,7 @@ def test_autograd_is_not_centred():
 
 @pytest.mark.parametrize("policy", ["persistent", "data"])
 def test_training_by_autograd_goes_on_from_a_stored_state(policy):
-    objective, x = objective_of(make_real_rbm(2, H, cls=AutogradRBM), policy), normal(6, 2)
+    objective, x = objective_of(make_real_rbm(2, H, cls=AutogradRBM), policy), standard_normal(6, 2)
     state, twin = later(objective, x), copy.deepcopy(objective)
     packed = objective.pack(state)
     assert all(part is None or isinstance(part, torch.Tensor) for part in packed.values())
@@ -652,8 +649,8 @@ def test_training_by_autograd_goes_on_from_a_stored_state(policy):
 
 
 def test_a_base_without_exact_tilts_is_refused():
-    kernels = KernelDensity.fit(normal(20, 2))
-    for base in (kernels, Columns([kernels, IndependentBernoulli(normal(1))])):
+    kernels = KernelDensity.fit(standard_normal(20, 2))
+    for base in (kernels, Columns([kernels, IndependentBernoulli(standard_normal(1))])):
         with pytest.raises(ValueError, match="no exact conditionals under unary fields"):
             MixedRBM(base, 2, generator=seeded())
 

@@ -27,16 +27,14 @@ from skebm.samplers import ParallelTempering
 from skebm.training.rows import Rows
 from tests.support.callbacks import Interrupt
 from tests.support.oracle import bits, make_rbm
+from tests.support.tables import binary_rows
 from tests.support.tiers import full, leading, only_full
 
 STATES = np.array(list(itertools.product((0.0, 1.0), repeat=4)))
 
 
 def switches(n=300, d=4, noise=0.1, seed=0):
-    """Columns that copy two hidden switches with noise."""
-    rng = np.random.default_rng(seed)
-    X = rng.integers(0, 2, (n, 2))[:, np.arange(d) % 2]
-    return np.where(rng.random(X.shape) < noise, 1 - X, X).astype(float)
+    return binary_rows(n, d, seed, noise)
 
 
 def machine(sizes=(3, 2), **params):

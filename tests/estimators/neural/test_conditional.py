@@ -39,7 +39,7 @@ from skebm.objectives import (
 from skebm.objectives.contrastive.given import draw_by_importance
 from skebm.partition.given import ConditionalAIS, LangevinSteps, annealed_log_z, uniforms_of
 from tests.support.checks import parametrize_with_checks
-from tests.support.oracle import row_gradients
+from tests.support.oracle import row_gradients, seeded
 from tests.support.storage import by_joblib, by_pickle, by_skops
 from tests.support.tiers import full
 
@@ -47,10 +47,6 @@ F64 = torch.float64
 OBJECTIVES = ("nce", "score_matching", "contrastive_divergence")
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 SMALL = {"network": MLP((16,)), "base": "linear", "n_iter": 3, "random_state": 0}
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def mixture(n_given, dx, n_components=3, seed=0):

@@ -205,7 +205,7 @@ def test_wrong_targets_and_coverages_are_named():
             X[:5], [1.0, 2.0]
         ),
         "y must be numbers: .*'a'": lambda: model.log_likelihood(X[:2], ["a", "b"]),
-        "coverage must lie between 0 and 1, got 'a'": lambda: model.predict_interval(X, "a"),
+        r"coverage must be in \(0, 1\), got 'a'": lambda: model.predict_interval(X, "a"),
         "q must be probabilities": lambda: model.predict_quantiles(X, [0.5, 2.0]),
     }.items():
         with pytest.raises(ValueError, match=match):

@@ -439,7 +439,7 @@ def test_a_fraction_of_a_sample(model):
 
 @pytest.mark.parametrize("noise_level", [0, 0.5, 0.7, 1, -0.1, np.nan])
 def test_impossible_noise_levels(model, noise_level):
-    with pytest.raises(ValueError, match=r"noise_level must lie in \(0, 0.5\)"):
+    with pytest.raises(ValueError, match=r"noise_level must be in \(0, 0.5\)"):
         model.denoise(X, noise_level)
 
 

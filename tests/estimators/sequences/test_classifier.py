@@ -31,6 +31,7 @@ from skebm.training.rows import Rows
 from skebm.training.segments import Segments
 from tests.support.callbacks import Interrupt
 from tests.support.checks import parametrize_with_checks
+from tests.support.oracle import bits, seeded
 from tests.support.storage import by_joblib, by_pickle, by_skops
 from tests.support.tiers import full, leading, named, only_full
 
@@ -38,12 +39,8 @@ F64 = torch.float64
 D, K, H, T = 3, 3, 2, 4
 
 
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
 def energy_of(order, label_order, n_labels=K, base=None):
-    g = generator(1)
+    g = seeded(1)
     base = IndependentBernoulli(torch.randn(D, generator=g, dtype=F64)) if base is None else base
     labels = IndependentCategorical(torch.randn(n_labels, generator=g, dtype=F64), (n_labels,))
     rbm = MixedRBM(Columns([base, labels]), H, generator=g, dtype=F64)
@@ -53,10 +50,6 @@ def energy_of(order, label_order, n_labels=K, base=None):
             p.copy_(0.8 * torch.randn(p.shape, generator=g, dtype=F64))
     forget_labels(energy, n_labels, label_order)
     return energy
-
-
-def bits(d):
-    return torch.tensor(list(itertools.product((0.0, 1.0), repeat=d)), dtype=F64)
 
 
 def rows_of(energy, sequences):
@@ -139,7 +132,7 @@ def marginals(every, value):
 
 
 def frames_of(length, seed=3):
-    return (torch.rand(length, D, generator=generator(seed), dtype=F64) < 0.5).to(F64)
+    return (torch.rand(length, D, generator=seeded(seed), dtype=F64) < 0.5).to(F64)
 
 
 CHAINS = {"0 of 1": (1, 0), "1 of 1": (1, 1), "1 of 2": (2, 1), "2 of 2": (2, 2)}
@@ -193,13 +186,13 @@ def test_discriminative_labels_are_a_product_of_conditionals(case):
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["tree", "real"])
 def test_logits_and_terms_are_the_free_energy(kind):
-    x = torch.randn(6, D, generator=generator(2), dtype=F64)
+    x = torch.randn(6, D, generator=seeded(2), dtype=F64)
     base = Gaussian(torch.zeros(D, dtype=F64), torch.ones(D, dtype=F64))
     if kind == "tree":
         x = (x > 0).to(F64)
         base = ChowLiuTree.fit(x, torch.ones(6, dtype=F64))
     energy = energy_of(2, 2, base=base)
-    lags = torch.randn(6, 2 * energy.n_entries, generator=generator(3), dtype=F64)
+    lags = torch.randn(6, 2 * energy.n_entries, generator=seeded(3), dtype=F64)
     given, eye = energy.given(lags), torch.eye(K, dtype=F64)
     frames = torch.cat([x, eye[torch.arange(6) % K]], 1)
     with_past, alone = frame_terms(given, frames, K)
@@ -218,7 +211,7 @@ def test_logits_and_terms_are_the_free_energy(kind):
 def labelled_windows(energy, n=2):
     """Windows that end at each frame of n sequences; their frames and labels."""
     sequences = [frames_of(T, seed=10 + i) for i in range(n)]
-    labels = [torch.randint(K, (T,), generator=generator(20 + i)) for i in range(n)]
+    labels = [torch.randint(K, (T,), generator=seeded(20 + i)) for i in range(n)]
     rows = rows_of(energy, sequences)
     rows.x[:, -K:] = torch.eye(K, dtype=F64)[torch.cat(labels)]
     return rows.block(0, len(rows)), sequences, labels
@@ -230,7 +223,7 @@ def test_gradients_against_sums_over_all_states(share):
     windows, sequences, labels = labelled_windows(energy)
     objective = LabelDivergence(energy, K, 1, share, "exact", 1, 1, len(windows))
     batch = Batch(windows)
-    objective.gradients(batch, objective.start(batch, generator()), generator())
+    objective.gradients(batch, objective.start(batch, seeded()), seeded())
     found = {name: p.grad for name, p in energy.named_parameters() if p.grad is not None}
     for p in energy.parameters():
         p.grad = None
@@ -257,7 +250,7 @@ def test_contrastive_divergence_forgets_labels_that_are_far_back():
     windows, *_ = labelled_windows(energy)
     objective = LabelDivergence(energy, K, 1, 1.0, "cd", 1, 1, len(windows))
     batch = Batch(windows)
-    objective.gradients(batch, objective.start(batch, generator()), generator())
+    objective.gradients(batch, objective.start(batch, seeded()), seeded())
     width = energy.n_entries
     for weight in (energy.lag_visible, energy.lag_hidden):
         assert not weight.grad[:, width - 1 - K : width - 1].any()

@@ -1,7 +1,5 @@
 """Temporal RBMs against sums over all frames and hidden states."""
 
-import itertools
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -25,6 +23,7 @@ from skebm.training.rows import Rows
 from skebm.training.segments import Segments
 from tests.support.callbacks import Interrupt
 from tests.support.checks import parametrize_with_checks
+from tests.support.oracle import bits, make_temporal, seeded
 from tests.support.storage import by_joblib, by_pickle, by_skops
 from tests.support.tiers import full, leading, named
 
@@ -32,12 +31,8 @@ F64 = torch.float64
 D, H = 3, 2
 
 
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
 def bases():
-    g = generator(5)
+    g = seeded(5)
     x = (torch.rand(50, D, generator=g, dtype=F64) < 0.4).to(F64)
     return {
         "bits": IndependentBernoulli(torch.randn(D, generator=g, dtype=F64)),
@@ -50,17 +45,11 @@ MODES = {"conditional": (2, False), "recurrent": (0, True), "both": (1, True)}
 
 def energy_of(mode="both", base="bits", scale=0.7):
     order, recurrent = MODES[mode]
-    g = generator(1)
-    rbm = MixedRBM(bases()[base], H, generator=g, dtype=F64)
-    energy = TemporalEnergy(rbm, order, recurrent)
-    with torch.no_grad():
-        for p in energy.parameters():
-            p.copy_(scale * torch.randn(p.shape, generator=g, dtype=F64))
-    return energy
+    return make_temporal(bases()[base], H, 1, order=order, recurrent=recurrent, scale=scale)
 
 
 def frames_of(n=2, length=4):
-    return (torch.rand(n, length, D, generator=generator(3), dtype=F64) < 0.5).to(F64)
+    return (torch.rand(n, length, D, generator=seeded(3), dtype=F64) < 0.5).to(F64)
 
 
 def windows_of(energy, frames):
@@ -70,10 +59,6 @@ def windows_of(energy, frames):
     found[:, : energy.order, -1] = 1
     found[:, energy.order :, :-1] = frames
     return found.flatten(1)
-
-
-def states(d):
-    return torch.tensor(list(itertools.product((0.0, 1.0), repeat=d)), dtype=F64)
 
 
 def past_of(energy, frames, t):
@@ -110,7 +95,7 @@ def joint(energy, x, h, b, c):
 def log_prob(energy, frames, t):
     """log p(x_t given the past) by a sum over all frames and hidden states."""
     b, c = past_of(energy, frames, t)
-    hidden, visible = states(H), states(D)
+    hidden, visible = bits(H), bits(D)
 
     def free(x):
         return torch.stack([-joint(energy, x, h.expand(len(x), -1), b, c) for h in hidden])
@@ -140,7 +125,7 @@ def test_log_prob_of_frames_is_a_sum_over_states(mode, base):
 def test_conditionals_of_a_frame(base):
     energy, frames = energy_of("both", base), frames_of(1)
     found = energy.of_windows(windows_of(energy, frames), frames.shape[1])
-    visible, hidden = states(D), states(H)
+    visible, hidden = bits(D), bits(H)
     for t in range(frames.shape[1]):
         b, c = found.biases.take(torch.tensor([t]))
         one = RowwiseRBM(energy.rbm, type(found.biases)(b, c))
@@ -161,7 +146,7 @@ def test_gradients_through_time(mode):
     energy, frames = energy_of(mode), frames_of()
     windows = windows_of(energy, frames)
     objective = TemporalDivergence(energy, "exact", 1, frames.shape[1], 2)
-    objective.gradients(Batch(windows), objective.start(Batch(windows), None), generator())
+    objective.gradients(Batch(windows), objective.start(Batch(windows), None), seeded())
     found = {name: p.grad.clone() for name, p in energy.named_parameters()}
     energy.zero_grad()
     terms = [-log_prob(energy, one, t) for one in frames for t in range(len(one))]
@@ -176,10 +161,10 @@ def test_gradient_by_hand_is_that_of_autograd(base):
     energy = energy_of("conditional", base)
     windows = windows_of(energy, frames_of(5, 3))
     objective, batch = TemporalDivergence(energy, "cd", 2, 3, 5), Batch(windows)
-    objective.gradients(batch, objective.start(batch, None), generator())
+    objective.gradients(batch, objective.start(batch, None), seeded())
     found = {name: p.grad.clone() for name, p in energy.named_parameters()}
     energy.zero_grad()
-    objective(batch, objective.start(batch, None), generator()).value.backward()
+    objective(batch, objective.start(batch, None), seeded()).value.backward()
     for name, p in energy.named_parameters():
         if p.numel():
             torch.testing.assert_close(found[name], p.grad, msg=name)
@@ -190,12 +175,12 @@ def test_contrastive_divergence_is_the_gradient_on_average():
     energy, frames = energy_of("both", scale=0.3), frames_of(200, 3)
     windows = windows_of(energy, frames)
     exact = TemporalDivergence(energy, "exact", 1, 3, 200)
-    exact.gradients(Batch(windows), exact.start(Batch(windows), None), generator())
+    exact.gradients(Batch(windows), exact.start(Batch(windows), None), seeded())
     expected = energy.weight.grad.clone()
     chains = TemporalDivergence(energy, "pcd", 30, 3, 200)
     batch = Batch(windows, row_index=torch.arange(200))
-    state, total = chains.start(batch, generator()), 0.0
-    g = generator(7)
+    state, total = chains.start(batch, seeded()), 0.0
+    g = seeded(7)
     for _ in range(100):
         chains.gradients(batch, state, g)
         total = total + energy.weight.grad
@@ -209,7 +194,7 @@ def test_annealing_brackets_log_z(base):
     found = energy.of_windows(windows_of(energy, frames), 3)
     given = RowwiseRBM(energy.rbm, found.biases)
     exact = exact_log_z(given).detach()
-    g = generator()
+    g = seeded()
     low = rowwise_log_z(given, 500, 30, g)
     assert ((low.value - exact).abs() < 5 * low.std_error + 1e-9).all()
     index = torch.arange(len(exact)).repeat_interleave(500)
@@ -231,7 +216,7 @@ def test_real_columns_against_quadrature():
             Gaussian(torch.zeros(1, dtype=F64), torch.ones(1, dtype=F64)),
         ]
     )
-    g = generator()
+    g = seeded()
     energy = TemporalEnergy(MixedRBM(base, H, generator=g, dtype=F64), 1)
     with torch.no_grad():
         for p in energy.parameters():
@@ -325,7 +310,7 @@ def test_estimated_likelihoods_are_near_the_exact_ones():
     with torch.no_grad():
         targets = model_energy.of_windows(rows.flatten(1), 1)
         # Visible states are few.
-        visible = states(3).float()
+        visible = bits(3).float()
         index = torch.arange(60).repeat_interleave(len(visible))
         many = RowwiseRBM(model_energy.rbm, targets.biases.take(index))
         log_z = -many.free_energy(visible.repeat(60, 1)).double()
@@ -338,7 +323,7 @@ def test_estimated_likelihoods_are_near_the_exact_ones():
 
 def segments(lengths, d=2, n_context=1, seed=0):
     """Windows of sequences of random numbers."""
-    x = torch.randn(sum(lengths), d, generator=generator(seed), dtype=F64)
+    x = torch.randn(sum(lengths), d, generator=seeded(seed), dtype=F64)
     rows = Segments(Rows(x, dtype=F64, device=torch.device("cpu")))
     rows.cut(torch.as_tensor(first_frames(len(x), np.array(lengths))), n_context, 1)
     return rows
@@ -347,7 +332,7 @@ def segments(lengths, d=2, n_context=1, seed=0):
 @pytest.mark.parametrize(("lengths", "whole"), [([5] * 20, True), ([30, 50], False), ([1], False)])
 def test_whole_sequences_are_held_out_or_the_end_of_each(lengths, whole):
     rows = segments(lengths)
-    train, out = rows.split(len(rows) // 5, generator())
+    train, out = rows.split(len(rows) // 5, seeded())
     assert sorted([*train.ends.tolist(), *out.ends.tolist()]) == list(range(sum(lengths)))
     if whole:
         assert not set(train.first[train.ends].tolist()) & set(out.first[out.ends].tolist())

@@ -15,11 +15,12 @@ from skebm.distributions import (
     IndependentBernoulli,
     LatentClasses,
 )
-from skebm.energies import MixedRBM, RowwiseRBM, TemporalEnergy
+from skebm.energies import RowwiseRBM
 from skebm.energies.rbm.temporal import exact_log_z
 from skebm.estimators.sequences.blocks import ColouredWindows
 from skebm.estimators.sequences.clamped import ClampedChains
 from skebm.estimators.sequences.imputation import stretches
+from tests.support.oracle import make_temporal, seeded
 from tests.support.tiers import full, named, only_full
 
 F64 = torch.float64
@@ -27,12 +28,8 @@ D, T = 6, 4
 MODES = {"conditional": (2, False), "recurrent": (0, True), "both": (1, True)}
 
 
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
 def bits(d=D, kind="bits"):
-    g = generator(5)
+    g = seeded(5)
     if kind == "tree":
         x = (torch.rand(80, d, generator=g, dtype=F64) < 0.4).to(F64)
         return ChowLiuTree.fit(x, torch.ones(80, dtype=F64))
@@ -47,20 +44,14 @@ TWO = Gaussian(
 
 
 def energy_of(base, order=2, recurrent=False, scale=0.7, n_hidden=2):
-    g = generator(1)
-    rbm = MixedRBM(base, n_hidden, generator=g, dtype=F64)
-    energy = TemporalEnergy(rbm, order, recurrent)
-    with torch.no_grad():
-        for p in energy.parameters():
-            p.copy_(scale * torch.randn(p.shape, generator=g, dtype=F64))
-    return energy
+    return make_temporal(base, n_hidden, 1, order=order, recurrent=recurrent, scale=scale)
 
 
 def frames_of(energy, levels, length=T):
     """A sequence, (1, K + T, d + 1), of numbers and of bits in the columns `levels`."""
     found = torch.zeros(1, energy.order + length, energy.n_entries, dtype=F64)
     found[:, : energy.order, -1] = 1
-    x = torch.randn(length, energy.domain.n_columns, generator=generator(3), dtype=F64)
+    x = torch.randn(length, energy.domain.n_columns, generator=seeded(3), dtype=F64)
     x[:, levels] = (x[:, levels] > 0).to(F64)
     found[:, energy.order :, :-1] = x
     return found
@@ -97,9 +88,7 @@ def chains_of(energy, frames, unknown, n, exact=None, seed=2):
     reach = max(energy.order, 16) if energy.recurrent else energy.order
     many = frames.repeat(n, 1, 1)
     many[:, energy.order :, :-1][unknown.expand(n, -1, -1)] = 0
-    return ClampedChains(
-        energy, many, unknown.repeat(n, 1, 1), n, reach, generator(seed), exact=exact
-    )
+    return ClampedChains(energy, many, unknown.repeat(n, 1, 1), n, reach, seeded(seed), exact=exact)
 
 
 def check_draws(energy, levels, missing, n=800, n_steps=16, exact=None):
@@ -164,7 +153,7 @@ def test_draws_of_bits_and_numbers():
 @full
 def test_draws_of_numbers_of_latent_classes():
     """Whose real columns are not normal: proposed frame by frame."""
-    g = generator(0)
+    g = seeded(0)
     x = torch.randn(200, 2, generator=g, dtype=F64) + 2 * (torch.arange(200) % 2)[:, None]
     base = LatentClasses.fit(x, Gaussian.fit(x).domain, n_classes=2)
     check_draws(energy_of(base, 1, scale=0.4), (), [(1, 0), (2, 1)], n_steps=80)
@@ -191,7 +180,7 @@ def test_ratios_of_densities(base):
     chains, other = chains_of(energy, frames, unknown, 1, True), frames.clone()
     other[0, energy.order + 1, 0] = 1 - frames[0, energy.order + 1, 0]
     chains.frames.copy_(frames)
-    h = (torch.rand(T, 2, generator=generator(), dtype=F64) < 0.5).to(F64)
+    h = (torch.rand(T, 2, generator=seeded(), dtype=F64) < 0.5).to(F64)
     with torch.no_grad():
         chains.biases = chains._biases(frames)
         found = chains._log_ratio(h, other, chains._biases(other))[0]
@@ -264,12 +253,12 @@ def test_log_z_of_numbers_does_not_depend_on_their_regression(base):
     """Hidden units see what it leaves, whatever the correlations of the base."""
     energy = energy_of(base, 1)
     energy.lag_hidden.zero_()
-    lags = torch.randn(5, energy.n_entries, generator=generator(), dtype=F64)
+    lags = torch.randn(5, energy.n_entries, generator=seeded(), dtype=F64)
     lags[:, -1] = 0
     given = energy.given(lags)
     moved = energy.mean_shift(given.biases.visible)
     start = RowwiseRBM(energy.rbm, type(given.biases)(*(0 * part for part in given.biases)))
-    x = torch.randn(5, base.domain.n_columns, generator=generator(1), dtype=F64)
+    x = torch.randn(5, base.domain.n_columns, generator=seeded(1), dtype=F64)
     found = -given.free_energy(x + moved) - exact_log_z(given)
     expected = -start.free_energy(x) - exact_log_z(start)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)

@@ -26,7 +26,8 @@ from skebm import (
 )
 from skebm.inspection import TrainingDisplay, report
 from skebm.partition import AIS
-from tests.contracts.test_shared_state import CASES, all_estimators, fitted
+from tests.contracts.test_shared_state import all_estimators, fitted
+from tests.support.estimators import FITS
 from tests.support.tiers import full
 
 WINE = load_wine(as_frame=True)
@@ -40,7 +41,7 @@ def density():
 
 @all_estimators
 def test_every_estimator_has_one(cls):
-    _, X, *_ = CASES[cls]
+    _, X, *_ = FITS[cls]
     model = fitted(cls)
     before = pickle.dumps(model.__dict__.get("history_"))
     found = report(model, X, X)
@@ -56,7 +57,7 @@ def test_every_estimator_has_one(cls):
 def test_every_public_estimator_has_a_case():
     public = (getattr(skebm, name) for name in skebm.__all__)
     public = {one for one in public if isinstance(one, type) and issubclass(one, BaseEstimator)}
-    assert public == set(CASES)
+    assert public == set(FITS)
 
 
 def test_the_sections_of_a_density(density):

@@ -33,6 +33,7 @@ from tests.support.oracle import (
     make_tree_rbm,
     mean_is,
     seeded,
+    standard_normal,
 )
 from tests.support.targets import spelled_out
 from tests.support.tiers import full, leading, only_full
@@ -41,10 +42,6 @@ from tests.support.tiers import full, leading, only_full
 SIEVE = 5
 # Bits of the energies that are enumerated.
 D = 4
-
-
-def normal(*shape, seed=1):
-    return torch.randn(shape, generator=seeded(seed), dtype=DOUBLE)
 
 
 class Bell(Energy):
@@ -149,7 +146,7 @@ def test_chains_that_are_draws_give_the_gradient_of_bits(base, n_independence_st
 @pytest.mark.parametrize("policy", leading(1, ["replay", "persistent", "noise"]))
 def test_chains_that_are_draws_give_the_gradient_of_a_normal_distribution(policy):
     energy = Bell()
-    x, model, n = normal(7, 3, seed=5), energy.model(), 100
+    x, model, n = standard_normal(7, 3, seed=5), energy.model(), 100
     policies = {
         "persistent": Persistent(3, n_chains=n, initial=model),
         "noise": FromNoise(3, initial=model),
@@ -308,7 +305,7 @@ def test_chains_that_had_far_to_go_tune_themselves_all_the_same(monkeypatch):
         MALA(adapt=True, scale="auto"),
         Persistent(n_chains=50, reweight=True, initial=energy.base),
     )
-    batch = Batch(normal(6, 3))
+    batch = Batch(standard_normal(6, 3))
     state = objective.start(batch, seeded())
     assert walkers.Walkers.of(energy, energy.base.sample(50, seeded()), energy.base).degenerate
     before = state.chain.aux.adaptation.n_steps
@@ -374,7 +371,7 @@ def test_a_row_of_weight_two_is_two_rows():
 
 def test_a_row_of_weight_two_is_two_rows_where_nothing_is_drawn():
     energy = neural(3)
-    x, w = normal(4, 3), torch.tensor([1, 3, 0, 2])
+    x, w = standard_normal(4, 3), torch.tensor([1, 3, 0, 2])
     few, many = Batch(x, weight=w / w.to(DOUBLE).mean()), Batch(x.repeat_interleave(w, 0))
     objective = ContrastiveDivergence(
         energy, Langevin(0.05, 0.0), FromData(n_independence_steps=0), energy_l2=0.3
@@ -392,7 +389,7 @@ def test_a_row_of_weight_two_is_two_rows_where_nothing_is_drawn():
 def test_a_short_batch_counts_for_itself(policy):
     energy = neural(3)
     objective = ContrastiveDivergence(energy, Langevin(0.05, 0.0), policy)
-    x = normal(3, 3)
+    x = standard_normal(3, 3)
     state = objective.start(Batch(x), seeded())
     found = [flat(gradient(objective, Batch(x.repeat(n, 1)), state)[0]) for n in (1, 4)]
     torch.testing.assert_close(*found)
@@ -433,7 +430,7 @@ def test_proposals_find_the_masses_of_far_modes(policy):
     one = torch.eye(2, dtype=DOUBLE)
     base = GaussianMixture(torch.tensor([0.5, 0.5], dtype=DOUBLE), means, torch.stack([one, one]))
     energy = NeuralEnergy(Tilt(), Real((2,)), base)
-    rows = means[1] + normal(4000, 2)
+    rows = means[1] + standard_normal(4000, 2)
     share = 1 / (1 + math.exp(-0.8))  # of the mode on the left
     for n_independence_steps, expected in ((0, 0.0), (25, share)):
         policy.set_params(n_independence_steps=n_independence_steps)
@@ -511,7 +508,7 @@ def test_noise_of_rows_has_the_variance_that_is_due(anneal, n_batches, factor):
 
 def test_chains_start_at_the_rows_with_their_noise():
     objective = ContrastiveDivergence(Squares(), Langevin(1e-12, 0.0), FromData(1), sigma=NOISE)
-    batch = Batch(normal(50, 3))
+    batch = Batch(standard_normal(50, 3))
     grads, loss = gradient(objective, batch, objective.start(batch, seeded()))
     torch.testing.assert_close(grads["scale"], torch.zeros(3, dtype=DOUBLE), atol=1e-9, rtol=0)
     moved = loss.state.chain.x - batch.x
@@ -532,7 +529,7 @@ def test_noise_is_for_real_rows():
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("policy", [FromData(), Persistent(n_chains=9)], ids=["data", "persistent"])
 def test_squares_of_f_are_penalised_at_data_and_chains(policy, weighted):
-    energy, x = neural(3), normal(6, 3)
+    energy, x = neural(3), standard_normal(6, 3)
     w = torch.tensor([0.5, 2.0, 0.0, 1.0, 1.5, 1.0], dtype=DOUBLE) if weighted else None
     batch, found = Batch(x, weight=w), {}
     for alpha in (0.0, 0.3):
@@ -556,7 +553,7 @@ def test_squares_of_f_are_penalised_at_data_and_chains(policy, weighted):
 
 
 def test_the_gradient_is_clipped_by_the_norm_of_all():
-    energy, batch = neural(3), Batch(normal(6, 3))
+    energy, batch = neural(3), Batch(standard_normal(6, 3))
 
     def found(clip):
         objective = ContrastiveDivergence(energy, MALA(0.1), FromData(), clip_norm=clip)
@@ -655,7 +652,11 @@ KL_CASES = {
 def test_the_gradient_goes_through_the_last_step_alone(name):
     sampler, walls, step = KL_CASES[name]
     energy = neural(3) if walls is None else neural(3, base=None, lower=walls[0], upper=walls[1])
-    x = normal(8, 3) if walls is None else torch.rand(8, 3, generator=seeded(2), dtype=DOUBLE)
+    x = (
+        standard_normal(8, 3)
+        if walls is None
+        else torch.rand(8, 3, generator=seeded(2), dtype=DOUBLE)
+    )
     found, z = refined(energy, Refinement(kl_weight=0.7), sampler, x)
     held = copy.deepcopy(energy)
     expected = by_differences(lambda: 0.7 * kl_term(energy, held, x, z, **step), energy)
@@ -668,7 +669,7 @@ def test_the_gradient_goes_through_the_last_step_alone(name):
 
 def test_the_last_step_is_as_long_as_the_chains_found_it_should_be():
     energy, sampler = neural(3), MALA(0.05, adapt=True, scale="auto")
-    chain, _ = sampler.run(energy, normal(8, 3), 20, seeded(), n_warmup=20)
+    chain, _ = sampler.run(energy, standard_normal(8, 3), 20, seeded(), n_warmup=20)
     h, scale = float(chain.aux.step_size), chain.aux.scale
     assert abs(h - 0.05) > 0.01
     found, z = refined(energy, Refinement(1.0), sampler, chain.x, chain=chain)
@@ -679,7 +680,7 @@ def test_the_last_step_is_as_long_as_the_chains_found_it_should_be():
 
 
 def test_entropy_pushes_rows_apart():
-    energy, x = neural(3), 0.3 * normal(8, 3)
+    energy, x = neural(3), 0.3 * standard_normal(8, 3)
     found, z = refined(energy, Refinement(0.0, 0.4), Langevin(0.05), x)
     expected = autograd(lambda e: -0.4 * entropy_term(e, x, z), energy)
     torch.testing.assert_close(found, flat(expected).detach())
@@ -695,7 +696,7 @@ def test_entropy_pushes_rows_apart():
 
 @pytest.mark.parametrize("n_rows", [1, 2])
 def test_few_rows_have_terms_that_are_finite(n_rows):
-    energy, x = neural(3), normal(n_rows, 3)
+    energy, x = neural(3), standard_normal(n_rows, 3)
     x[-1] = x[0]  # nor do copies of a row divide by zero
     value = Refinement(0.5, 0.5).value(
         energy, Langevin(0.05), Langevin(0.05).init(energy, x), seeded()
@@ -705,7 +706,7 @@ def test_few_rows_have_terms_that_are_finite(n_rows):
 
 
 def test_the_terms_are_added_to_the_loss():
-    energy, batch = neural(3), Batch(normal(6, 3))
+    energy, batch = neural(3), Batch(standard_normal(6, 3))
     sampler, refinement = Langevin(0.05, noise_scale=0.0), Refinement(0.6, 0.2)  # draws nothing
     found = []
     for terms in (None, refinement):
@@ -809,8 +810,8 @@ def test_noise_counts_for_the_rows_that_are_watched():
     energy = NeuralEnergy(network, Real((2,)), Gaussian(torch.zeros(2, dtype=DOUBLE), 1.0))
     noise = torch.tensor([0.4, 0.2], dtype=DOUBLE)
     objective = ContrastiveDivergence(energy, MALA(0.3), Persistent(n_chains=2000), sigma=noise)
-    state = standing(objective, normal(2000, 2) - slope)
-    x = normal(50, 2, seed=3)
+    state = standing(objective, standard_normal(2000, 2) - slope)
+    x = standard_normal(50, 2, seed=3)
     truth = float(-(x @ slope).mean() - slope.square().sum() / 2)
     found = torch.stack(
         [objective.validation_loss(Batch(x), state, seeded(seed)) for seed in range(20)]
@@ -836,7 +837,7 @@ def test_watching_leaves_buffer_and_chains_alone(kind):
 def test_rows_are_watched_before_the_first_batch_and_without_a_base():
     """There are no chains yet, nor draws to measure log Z by."""
     energy = neural(3, base=None)
-    batch = Batch(normal(12, 3))
+    batch = Batch(standard_normal(12, 3))
     objective = ContrastiveDivergence(energy, MALA(0.1), FromData())
     state = objective.start(batch, seeded())
     logs = look(objective, batch, state)
@@ -847,7 +848,7 @@ def test_rows_are_watched_before_the_first_batch_and_without_a_base():
 
 def test_acceptance_is_the_mean_of_the_steps():
     """Langevin proposals of a flat energy are all accepted; those of a huge step are not."""
-    energy, batch = Bell(), Batch(normal(200, 3))
+    energy, batch = Bell(), Batch(standard_normal(200, 3))
     for step, low, high in ((1e-6, 0.99, 1.0), (50.0, 0.0, 0.05)):
         objective = ContrastiveDivergence(energy, MALA(step), FromData())
         state = gradient(objective, batch, objective.start(batch, seeded()))[1].state
@@ -904,7 +905,7 @@ def assert_goes_on(objective, batch):
 @pytest.mark.parametrize("policy", ["data", "persistent"])
 def test_a_sampler_learns_at_every_fourth_batch(policy, n_steps):
     """It has learned before training; what it has learned by then is what it uses in between."""
-    energy, batch = neural(3), Batch(normal(6, 3))
+    energy, batch = neural(3), Batch(standard_normal(6, 3))
     chains = POLICIES[policy](energy.base, n_steps=n_steps)
     objective = ContrastiveDivergence(energy, SAMPLERS["tuned MALA"], chains)
     state = objective.start(batch, seeded(1))
@@ -920,7 +921,7 @@ def test_a_sampler_learns_at_every_fourth_batch(policy, n_steps):
 
 @pytest.mark.parametrize("name", STORED)
 def test_training_goes_on_from_a_stored_state(name, fewer_rungs):
-    assert_goes_on(stored_case(name), Batch(normal(6, 3)))
+    assert_goes_on(stored_case(name), Batch(standard_normal(6, 3)))
 
 
 @pytest.mark.parametrize("kernel", [MALA(0.1), MALA(0.1, adapt=True)], ids=["plain", "tuned"])
@@ -930,14 +931,14 @@ def test_training_goes_on_from_stored_replicas(kernel):
     objective = ContrastiveDivergence(
         energy, sampler, POLICIES["persistent"](energy.base, n_steps=2)
     )
-    assert_goes_on(objective, Batch(normal(6, 3)))
+    assert_goes_on(objective, Batch(standard_normal(6, 3)))
 
 
 def test_storage_leaves_a_network_in_training_alone():
     """One with a running norm, which a look at it in training mode would change."""
     energy = neural(3, MLP((6, 5), spectral_norm=True)).train()
     objective = ContrastiveDivergence(energy, MALA(0.1), POLICIES["persistent"](energy.base))
-    state = objective.start(Batch(normal(6, 3)), seeded())
+    state = objective.start(Batch(standard_normal(6, 3)), seeded())
     before = {name: value.clone() for name, value in objective.state_dict().items()}
     objective.unpack(objective.pack(state))
     assert all(torch.equal(v, before[name]) for name, v in objective.state_dict().items())
@@ -945,7 +946,7 @@ def test_storage_leaves_a_network_in_training_alone():
 
 
 def test_a_state_of_other_chains_starts_anew(fewer_rungs):
-    energy, batch = neural(3), Batch(normal(6, 3))
+    energy, batch = neural(3), Batch(standard_normal(6, 3))
     base = energy.base
     policies = {
         "data": FromData(),
@@ -976,7 +977,7 @@ def test_a_state_of_other_chains_starts_anew(fewer_rungs):
 
 
 def test_chains_of_another_sampler_go_on_with_its_own_settings():
-    energy, batch = neural(3), Batch(normal(6, 3))
+    energy, batch = neural(3), Batch(standard_normal(6, 3))
     tuned, plain = (
         ContrastiveDivergence(energy, sampler, POLICIES["persistent"](energy.base))
         for sampler in (MALA(0.1, adapt=True), Langevin(0.05))
@@ -994,7 +995,7 @@ def test_chains_of_another_sampler_go_on_with_its_own_settings():
 
 
 def test_a_snapshot_is_not_written_on():
-    energy, batch = neural(3), Batch(normal(6, 3))
+    energy, batch = neural(3), Batch(standard_normal(6, 3))
     objective = ContrastiveDivergence(energy, MALA(0.1), POLICIES["replay"](energy.base))
     state = objective.start(batch, seeded())
     kept = objective.snapshot(state)
@@ -1008,7 +1009,7 @@ def test_a_snapshot_is_not_written_on():
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_roll_back_halves_the_step_and_a_second_one_starts_anew(policy):
-    energy, batch = neural(3), Batch(normal(6, 3))
+    energy, batch = neural(3), Batch(standard_normal(6, 3))
     sampler = Langevin(0.08, noise_scale=0.2)
     objective = ContrastiveDivergence(energy, sampler, POLICIES[policy](energy.base))
     state = gradient(objective, batch, objective.start(batch, seeded()))[1].state
@@ -1039,8 +1040,8 @@ def test_new_chains_are_rows_that_the_model_likes():
     objective = ContrastiveDivergence(
         energy, MALA(0.08), Persistent(n_chains=500, initial=energy.base)
     )
-    state = objective.start(Batch(normal(6, 3)), seeded())
-    again = objective.state_after_roll_back(state, Batch(normal(6, 3)), seeded(3), tries=2)
+    state = objective.start(Batch(standard_normal(6, 3)), seeded())
+    again = objective.state_after_roll_back(state, Batch(standard_normal(6, 3)), seeded(3), tries=2)
     with torch.no_grad():
         draws = energy.base.sample(200_000, seeded(4))
         f = energy.correction(draws)
@@ -1065,7 +1066,7 @@ def test_a_step_that_the_noise_follows_is_halved_alone():
 
 def test_the_halved_step_is_the_one_that_chains_take(fewer_rungs):
     """Persistent ones with a scale of their own carry their step with them."""
-    energy, batch = neural(3), Batch(normal(6, 3))
+    energy, batch = neural(3), Batch(standard_normal(6, 3))
     for reweight in (False, True):
         objective = ContrastiveDivergence(
             energy, MALA(0.08, scale="auto"), POLICIES["persistent"](energy.base, reweight=reweight)
@@ -1076,7 +1077,7 @@ def test_the_halved_step_is_the_one_that_chains_take(fewer_rungs):
 
 
 def test_weighed_chains_are_right_where_they_were(fewer_rungs):
-    energy, batch = neural(3), Batch(normal(6, 3))
+    energy, batch = neural(3), Batch(standard_normal(6, 3))
     objective = ContrastiveDivergence(
         energy, MALA(0.08), POLICIES["persistent"](energy.base, reweight=True)
     )
@@ -1088,7 +1089,7 @@ def test_weighed_chains_are_right_where_they_were(fewer_rungs):
 
 
 def test_rows_on_which_chains_start_are_augmented():
-    energy, batch = neural(3), Batch(normal(6, 3))
+    energy, batch = neural(3), Batch(standard_normal(6, 3))
     seen = []
 
     def shifted(rows, generator):
@@ -1113,6 +1114,6 @@ def test_networks_that_know_images_are_trained_as_well():
     objective = ContrastiveDivergence(
         energy, MALA(0.1), Persistent(n_chains=7, initial=base), refinement=Refinement(0.5, 0.1)
     )
-    batch = Batch(normal(6, 12))
+    batch = Batch(standard_normal(6, 12))
     grads, _ = gradient(objective, batch, objective.start(batch, seeded()))
     assert torch.isfinite(flat(grads)).all()

@@ -21,7 +21,6 @@ from skebm.base import LogLikelihoods, sampling
 from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
-from skebm.distributions import RegressionMixture
 from skebm.estimators._docs import insert_shared_docs
 from skebm.estimators.base import (
     CONDITIONAL_CONSTRAINTS,
@@ -565,12 +564,6 @@ class ConditionalDensity(CategoriesMixin, BaseConditional):
         """Numbers of the columns that are conditions."""
         check_is_fitted(self)
         return list(self._given)
-
-    @property
-    def base_(self) -> RegressionMixture:
-        """The fitted base."""
-        check_is_fitted(self)
-        return self._recipe.base
 
     @property
     def base_name_(self) -> str:

@@ -8,7 +8,7 @@ from numbers import Real
 from typing import Any
 
 import numpy as np
-from sklearn.base import BaseEstimator, MetaEstimatorMixin, OutlierMixin, clone
+from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone
 from sklearn.utils import Bunch, get_tags, indexable
 
 from skebm._validation import (
@@ -21,12 +21,10 @@ from skebm._validation import (
     fit_context,
     n_rows,
     set_seeds,
-    warn,
 )
-from skebm.base import SettingWarning
 from skebm.base.processes import TasksMixin, parts_of_fit
 from skebm.estimators._docs import DocLinkMixin
-from skebm.estimators.base import NamedEstimators, atomic
+from skebm.estimators.base import NamedEstimators, ThresholdMixin, atomic
 from skebm.estimators.outlier.columns import distinct_rows_of, summarise_columns
 from skebm.estimators.outlier.ensembles.members import (
     check_scores_rows,
@@ -48,7 +46,11 @@ from skebm.estimators.outlier.fitting import (
 from skebm.estimators.outlier.reasons.contributions import explain_by_imputation
 from skebm.estimators.outlier.reasons.explanations import Explanation
 from skebm.estimators.outlier.statistics import measure
-from skebm.estimators.outlier.thresholds import DEFAULT_LEVEL
+from skebm.estimators.outlier.thresholds import (
+    DEFAULT_LEVEL,
+    attainable_level,
+    warn_of_raised_level,
+)
 from skebm.training.streams import SourceMixin, open_table, table_or_header
 
 
@@ -56,7 +58,7 @@ class OutlierEnsemble(
     DocLinkMixin,
     SourceMixin,
     TasksMixin,
-    OutlierMixin,
+    ThresholdMixin,
     MetaEstimatorMixin,
     NamedEstimators,
     BaseEstimator,
@@ -105,7 +107,7 @@ class OutlierEnsemble(
     members_ : Bunch
         The fitted members by name.
     level_ : float
-        The level in use.
+        The level in use: `predict` calls rows outliers whose p-value is at most that.
     n_calibration_ : int
         Number of rows with which new rows are compared.
     offset_ : float
@@ -155,6 +157,7 @@ class OutlierEnsemble(
         "n_jobs": N_JOBS,
     }
     _has_tasks = True
+    _fitted_names = "members_"
     _default_estimators = staticmethod(default_members)
 
     def __init__(
@@ -228,7 +231,9 @@ class OutlierEnsemble(
         self.members_ = Bunch(**dict(zip(names, fitted, strict=True)))
         self._columns = summarise_columns(X, text_is_dates=False)
         self._calibration = RankCalibration.fit(np.stack(scores, axis=1), self.merge)
-        self._set_level()
+        n = self._calibration.n_rows
+        self.level_ = attainable_level(self.level, n)
+        warn_of_raised_level("level", self.level, self.level_, f"{n} held-out rows")
         return self
 
     def _list_of_members(self) -> list[tuple[str, Any]]:
@@ -260,36 +265,8 @@ class OutlierEnsemble(
                 f"members to. At least 1 must be held out and {LEAST_ROWS} be fitted: give more "
                 "rows, or another calibration_fraction."
             )
-        if self.level != "auto" and level * (n_held + 1) < 1 - 1e-9:
-            raise ValueError(
-                f"{n_held} held-out rows are too few for level={level:g}: the smallest p-value is "
-                f"1 / ({n_held} + 1), so no row could ever be called an outlier. At least "
-                f"{math.ceil(1 / level - 1e-9) - 1} are needed: use more rows, a larger "
-                "calibration_fraction, or a larger level."
-            )
+        attainable_level(self.level, n_held, "level", "held-out rows", "a larger level")
         return copies.split(*random_split(n, n_held, random))
-
-    def _set_level(self) -> None:
-        n = self._calibration.n_rows
-        self.level_ = DEFAULT_LEVEL if self.level == "auto" else float(self.level)
-        if self.level_ * (n + 1) < 1 - 1e-9:
-            self.level_ = 1 / (n + 1)
-            warn(
-                f"level='auto' means {DEFAULT_LEVEL}, but {n} held-out rows allow no level below "
-                f"{self.level_:.3g}, which is used instead.",
-                SettingWarning,
-            )
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__().copy()
-        if "members_" in state:  # as a plain dictionary, which files of others may hold
-            state["members_"] = dict(state["members_"])
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if "members_" in state:
-            self.members_ = Bunch(**state["members_"])
 
     def __sklearn_is_fitted__(self) -> bool:
         return "_calibration" in self.__dict__
@@ -378,32 +355,6 @@ class OutlierEnsemble(
     def _log_p_values(self, X: Any) -> np.ndarray:
         scores = self._scores(X)
         return self._calibration.log_p_values(scores)
-
-    def decision_function(self, X: Any) -> np.ndarray:
-        """`score_samples` minus `offset_`: negative for outliers.
-
-        Parameters
-        ----------
-        X : {array-like, sparse matrix, frame} of shape (n_samples, n_features)
-
-        Returns
-        -------
-        ndarray of shape (n_samples,)
-        """
-        return self.score_samples(X) - self.offset_
-
-    def predict(self, X: Any) -> np.ndarray:
-        """Classify rows as inliers (+1) or outliers (-1), whose p-value is at most `level_`.
-
-        Parameters
-        ----------
-        X : {array-like, sparse matrix, frame} of shape (n_samples, n_features)
-
-        Returns
-        -------
-        ndarray of shape (n_samples,)
-        """
-        return np.where(self.decision_function(X) >= 0, 1, -1)
 
     def explain(self, X: Any) -> Explanation:
         """Explain which columns make rows anomalous, by the members that can.

@@ -22,7 +22,6 @@ from skebm.base import LogLikelihoods
 from skebm.base.energy import check_temperature
 from skebm.base.sampler import whole_number
 from skebm.base.torchtools import check_memory
-from skebm.distributions import Distribution
 from skebm.energies import GatedEnergy
 from skebm.estimators._docs import insert_shared_docs
 from skebm.estimators.base import (
@@ -554,12 +553,6 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
         """What p(y | x) is, the model or the base."""
         check_is_fitted(self)
         return "base" if self._recipe.family.without_filters else "model"
-
-    @property
-    def base_(self) -> Distribution:
-        """Independent columns of y."""
-        check_is_fitted(self)
-        return self._recipe.base
 
     @property
     def given_components_(self) -> np.ndarray:

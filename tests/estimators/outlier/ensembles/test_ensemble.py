@@ -21,13 +21,8 @@ from skebm import EnergyOutlierDetector, OutlierEnsemble, TractableDensity
 from skebm.estimators.outlier.ensembles.members import StorableNeighbours
 from tests.support.checks import parametrize_with_checks
 from tests.support.storage import by_skops
+from tests.support.tables import correlated_rows
 from tests.support.tiers import full
-
-
-def table(n, seed):
-    x = np.random.default_rng(seed).normal(size=(n, 3))
-    return x @ np.array([[1.0, 0.8, 0], [0, 0.6, 0], [0, 0, 2.0]]) + 1
-
 
 MEMBERS = [
     ("mixture", GaussianMixture(random_state=0)),
@@ -73,11 +68,11 @@ def test_scikit_learn_checks(estimator, check):
 
 @pytest.fixture(scope="module")
 def ensemble():
-    return OutlierEnsemble(MEMBERS, random_state=0).fit(table(300, 0))
+    return OutlierEnsemble(MEMBERS, random_state=0).fit(correlated_rows(300, 0))
 
 
 def test_predictions_scores_and_p_values_agree(ensemble):
-    X = np.concatenate([table(200, 1), 3 * table(50, 2)])
+    X = np.concatenate([correlated_rows(200, 1), 3 * correlated_rows(50, 2)])
     p, score = ensemble.p_values(X), ensemble.score_samples(X)
     assert_array_equal(ensemble.predict(X) == -1, p <= ensemble.level_)
     assert_array_equal(ensemble.predict(X) == -1, ensemble.decision_function(X) < 0)
@@ -88,7 +83,7 @@ def test_predictions_scores_and_p_values_agree(ensemble):
 
 
 def test_one_member_alone_has_the_p_values_of_the_detector():
-    X, new = table(200, 0), 1.5 * table(100, 1)
+    X, new = correlated_rows(200, 0), 1.5 * correlated_rows(100, 1)
     mixture = GaussianMixture(random_state=0)
     one = OutlierEnsemble([("mixture", mixture)], random_state=0).fit(X)
     detector = EnergyOutlierDetector(mixture, method="conformal", random_state=0).fit(X)
@@ -102,7 +97,7 @@ def test_false_alarms_are_at_the_level(merge):
     """Over fits and rows, with members that depend on each other, one of them worthless."""
     level, rates = 0.1, []
     for seed in range(60):
-        rows = table(300, seed + 10)
+        rows = correlated_rows(300, seed + 10)
         ensemble = OutlierEnsemble(
             [
                 ("kernel", KernelDensity(bandwidth=0.05)),
@@ -120,7 +115,7 @@ def test_false_alarms_are_at_the_level(merge):
 
 
 def test_detectors_of_every_package():
-    X = table(200, 0)
+    X = correlated_rows(200, 0)
     members = [
         *MEMBERS,
         ("pyod", Distance()),
@@ -139,9 +134,9 @@ def test_detectors_of_every_package():
 
 def test_a_detector_of_pyod_is_ranked_by_minus_its_scores():
     pyod = pytest.importorskip("pyod.models.ecod")
-    X = table(200, 0)
+    X = correlated_rows(200, 0)
     ensemble = OutlierEnsemble([("ecod", pyod.ECOD())], random_state=0).fit(X)
-    new = 2 * table(50, 1)
+    new = 2 * correlated_rows(50, 1)
     scores = ensemble.members_["ecod"].decision_function(new)
     p = ensemble.p_values(new)
     order = np.argsort(scores)
@@ -150,7 +145,7 @@ def test_a_detector_of_pyod_is_ranked_by_minus_its_scores():
 
 
 def test_frames_go_to_members_as_they_are():
-    X = pd.DataFrame(table(200, 0), columns=["a", "b", "c"]).assign(
+    X = pd.DataFrame(correlated_rows(200, 0), columns=["a", "b", "c"]).assign(
         kind=lambda t: pd.Categorical(np.where(t.a > 1, "high", "low"))
     )
     members = [
@@ -169,24 +164,24 @@ def test_frames_go_to_members_as_they_are():
 
 def test_explanations_name_the_column_that_is_wrong(ensemble):
     """By the density among the members, or by all of them if there is none."""
-    rows = table(4, 5)
+    rows = correlated_rows(4, 5)
     rows[:, 2] = 25
     by_density = ensemble.explain(rows)
     assert by_density.to_frame(1)["feature"].tolist() == ["x2"] * 4
     assert by_density.unit == "nats"
     detector = EnergyOutlierDetector(ensemble.members_["mixture"], prefit=True)
-    expected = detector.fit(table(300, 0)).explain(rows)
+    expected = detector.fit(correlated_rows(300, 0)).explain(rows)
     assert_allclose(by_density.contributions, expected.contributions, rtol=1e-6, atol=1e-6)
     without = OutlierEnsemble([*MEMBERS[1:], ("far", Distance())], random_state=0)
-    found = without.fit(table(300, 0)).explain(rows)
+    found = without.fit(correlated_rows(300, 0)).explain(rows)
     assert found.to_frame(1)["feature"].tolist() == ["x2"] * 4
     assert found.unit == ""
 
 
 def test_results_depend_on_the_seed_alone(ensemble):
-    X = table(40, 3)
+    X = correlated_rows(40, 3)
     with joblib.parallel_config("threading"):
-        again = clone(ensemble).set_params(n_jobs=2).fit(table(300, 0))
+        again = clone(ensemble).set_params(n_jobs=2).fit(correlated_rows(300, 0))
     assert_array_equal(again.score_samples(X), ensemble.score_samples(X))
     copied = pickle.loads(pickle.dumps(ensemble))
     assert_array_equal(copied.score_samples(X), ensemble.score_samples(X))
@@ -195,7 +190,9 @@ def test_results_depend_on_the_seed_alone(ensemble):
 
 
 def test_the_default_members_take_any_frame():
-    X = pd.DataFrame(table(200, 0), columns=["a", "b", "c"]).assign(kind=["left", "right"] * 100)
+    X = pd.DataFrame(correlated_rows(200, 0), columns=["a", "b", "c"]).assign(
+        kind=["left", "right"] * 100
+    )
     X.loc[3:9, "b"] = None
     ensemble = OutlierEnsemble(random_state=0).fit(X)
     assert list(ensemble.members_) == ["surprise", "mixture", "neighbours"]
@@ -226,7 +223,7 @@ def test_parameters_of_members_are_parameters_of_the_ensemble():
 )
 def test_what_are_no_members(members, error, message):
     with pytest.raises(error, match=message):
-        OutlierEnsemble(members).fit(table(50, 0))
+        OutlierEnsemble(members).fit(correlated_rows(50, 0))
 
 
 @pytest.mark.parametrize(
@@ -241,12 +238,12 @@ def test_what_are_no_members(members, error, message):
 )
 def test_parameters_out_of_range(params, message):
     with pytest.raises(ValueError, match=message):
-        OutlierEnsemble(MEMBERS, **params).fit(table(100, 0))
+        OutlierEnsemble(MEMBERS, **params).fit(correlated_rows(100, 0))
 
 
 def test_few_rows_raise_the_level_with_a_warning():
     with pytest.warns(UserWarning, match="8 held-out rows allow no level below 0.111"):
-        ensemble = OutlierEnsemble(MEMBERS[:1], random_state=0).fit(table(16, 0))
+        ensemble = OutlierEnsemble(MEMBERS[:1], random_state=0).fit(correlated_rows(16, 0))
     assert ensemble.level_ == pytest.approx(1 / 9)
 
 
@@ -257,22 +254,22 @@ class Missing(KernelDensity):
 
 def test_wrong_rows_and_scores():
     with pytest.raises(ValueError, match="Missing is nan for"):
-        OutlierEnsemble([("a", Missing())]).fit(table(50, 0))
-    ensemble = OutlierEnsemble(MEMBERS[:1], random_state=0).fit(table(50, 0))
-    bad = table(3, 1)
+        OutlierEnsemble([("a", Missing())]).fit(correlated_rows(50, 0))
+    ensemble = OutlierEnsemble(MEMBERS[:1], random_state=0).fit(correlated_rows(50, 0))
+    bad = correlated_rows(3, 1)
     bad[1, 1] = np.nan
     for rows, message in [
         (bad, "NaN"),
-        (table(3, 1)[:, :2], "2 features"),
-        (table(3, 1)[0], "Reshape your data"),
-        (table(3, 1)[:0], "0 sample"),
+        (correlated_rows(3, 1)[:, :2], "2 features"),
+        (correlated_rows(3, 1)[0], "Reshape your data"),
+        (correlated_rows(3, 1)[:0], "0 sample"),
     ]:
         with pytest.raises(ValueError, match=message):
             ensemble.predict(rows)
-    before = ensemble.score_samples(table(5, 1))
+    before = ensemble.score_samples(correlated_rows(5, 1))
     with pytest.raises(ValueError, match="NaN"):
         ensemble.fit(bad.repeat(30, axis=0) + np.arange(90)[:, None])
-    assert_array_equal(ensemble.score_samples(table(5, 1)), before)
+    assert_array_equal(ensemble.score_samples(correlated_rows(5, 1)), before)
 
 
 @pytest.mark.parametrize("n_columns", [2, 20])  # a tree, and distances to all rows

@@ -22,10 +22,10 @@ from tests.support.tables import binary_rows
 from tests.support.tiers import full
 
 
-def gaussian(n=1500, seed=0):
+def gaussian(n=1500, seed=0, spread=0.3):
     """The second column is near the first; the others are independent, in other units."""
     x = np.random.default_rng(seed).normal(size=(n, 4))
-    x[:, 1] = x[:, 0] + 0.3 * x[:, 1]
+    x[:, 1] = x[:, 0] + spread * x[:, 1]
     return x * [1, 1, 50, 0.01] + [0, 0, 300, 7]
 
 

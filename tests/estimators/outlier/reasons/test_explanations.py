@@ -15,14 +15,8 @@ from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
 
 from skebm import EnergyOutlierDetector, Explanation, RBMEstimator
 from skebm.estimators.outlier.reasons.explanations import Contradiction
+from tests.estimators.outlier.reasons.test_contributions import gaussian
 from tests.support.tables import binary_rows
-
-
-def gaussian(spread=1.0, n=1500):
-    random = np.random.default_rng(0)
-    x = random.normal(size=(n, 4))
-    x[:, 1] = x[:, 0] + spread * x[:, 1]
-    return x * [1, 1, 50, 0.01] + [0, 0, 300, 7]
 
 
 def conditional(normal, x):
@@ -36,7 +30,7 @@ def conditional(normal, x):
 @pytest.mark.parametrize("spread", [1.0, 0.1, 0.01])
 @pytest.mark.parametrize("scaled", [False, True])
 def test_gaussians_in_closed_form(spread, scaled):
-    X = gaussian(spread)
+    X = gaussian(spread=spread)
     normal = GaussianMixture(reg_covar=0)
     model = make_pipeline(StandardScaler(), normal) if scaled else normal
     # Columns are drawn within the range of the rows of fit, which holds the conditional densities.
@@ -55,7 +49,7 @@ def test_gaussians_in_closed_form(spread, scaled):
 
 def test_anomalies_that_agree_with_each_other():
     # Given one value outside of the range of fit, the other is expected outside of it, too.
-    X = gaussian(0.1)
+    X = gaussian(spread=0.1)
     normal = GaussianMixture(reg_covar=0).fit(X)
     rows = X[:2] + [[8, 8, 0, 0], [-8, -8.5, 0, 0]]
     mean, sd, z = conditional(normal, rows)
@@ -194,7 +188,7 @@ def test_missing_and_unseen_values():
 
 
 def test_folds_are_averaged():
-    X = gaussian()
+    X = gaussian(spread=1.0)
     detector = EnergyOutlierDetector(
         GaussianMixture(reg_covar=0), method="cross-conformal", random_state=0
     ).fit(X)
@@ -206,7 +200,7 @@ def test_folds_are_averaged():
 
 
 def test_squared_gradients_of_log_p():
-    X = gaussian()
+    X = gaussian(spread=1.0)
     scaler, normal = StandardScaler(), GaussianMixture()
     detector = EnergyOutlierDetector(make_pipeline(scaler, normal), statistic="score_norm")
     frame = pd.DataFrame(X, columns=list("abcd"))
@@ -226,7 +220,7 @@ def test_squared_gradients_of_log_p():
     "statistic", ["log_density", lambda forest, X: forest.score_samples(X)], ids=["own", "function"]
 )
 def test_other_statistics_draw_columns_from_the_rows_of_fit(statistic):
-    X = gaussian()
+    X = gaussian(spread=1.0)
     detector = EnergyOutlierDetector(IsolationForest(random_state=0), statistic=statistic).fit(X)
     anomalies = X[:2].copy()
     anomalies[:, 2] = 900.0
@@ -255,7 +249,7 @@ def test_rows_of_density_zero_whatever_the_column():
 
 
 def test_what_explain_refuses():
-    X = gaussian()
+    X = gaussian(spread=1.0)
     detector = EnergyOutlierDetector(GaussianMixture()).fit(X)
     with pytest.raises(ValueError, match="method='shap'.*'auto', 'imputation' or 'score'"):
         detector.explain(X[:1], method="shap")
