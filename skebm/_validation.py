@@ -59,6 +59,7 @@ __all__ = [
     "check_is_fitted",
     "check_labels",
     "check_random_state",
+    "check_target",
     "check_two_dimensions",
     "check_weight",
     "column_of",
@@ -195,11 +196,11 @@ def check_container(X: Any) -> None:
     """
     if type(X).__name__ == "LazyFrame":
         raise TypeError("X is a LazyFrame, whose rows are not computed yet: pass X.collect().")
-    if isinstance(X, torch.Tensor) and X.requires_grad:
-        raise TypeError(
-            "X is a tensor that requires gradients, which do not pass through an estimator: pass "
-            "X.detach()."
-        )
+    check_tensor("X", X)
+    if X is None or isinstance(X, str | bytes | Number):
+        raise ValueError(f"X is {reprlib.repr(X)}, and no table: pass its rows and columns.")
+    if getattr(getattr(X, "dtype", None), "kind", "") == "c":
+        raise ValueError(f"Complex data not supported. {REMEDIES['complex numbers']} of X.")
     is_dict = isinstance(X, dict) and not sp.issparse(X)  # sparse matrices by keys are, too
     if is_dict or getattr(getattr(X, "dtype", None), "names", None):
         what = "a dictionary" if is_dict else "an array of records"
@@ -218,6 +219,21 @@ def check_container(X: Any) -> None:
             f"Found array with 0 feature(s) (shape={tuple(X.shape)}) while a minimum of 1 is "
             "required: X has no columns: pass at least one."
         )
+
+
+def check_tensor(name: str, value: Any) -> None:
+    """Raise `TypeError` for a tensor that NumPy does not take: with gradients, sparse or brief."""
+    if not isinstance(value, torch.Tensor):
+        return
+    if value.requires_grad:
+        raise TypeError(
+            f"{name} is a tensor that requires gradients, which do not pass through an estimator: "
+            f"pass {name}.detach()."
+        )
+    if value.layout != torch.strided:
+        raise TypeError(f"{name} is a sparse tensor: pass {name}.to_dense().")
+    if value.dtype == torch.bfloat16:
+        raise TypeError(f"{name} is a tensor of bfloat16, which NumPy lacks: pass {name}.float().")
 
 
 def _check_lengths(X: list[Any] | tuple[Any, ...]) -> None:
@@ -562,13 +578,47 @@ def check_labels(estimator: Any, X: Any, y: Any) -> np.ndarray:
         raise ValueError(
             f"{type(estimator).__name__} requires y to be passed, but the target y is None."
         )
-    _refuse_mask("y", y)
-    labels: np.ndarray = _check_y(y, multi_output=False, y_numeric=False, estimator=estimator)
+    check_target(y)
+    try:
+        labels: np.ndarray = _check_y(y, multi_output=False, y_numeric=False, estimator=estimator)
+    except ValueError as error:
+        if "contains NaN" in str(error):
+            raise _without_label(y) from error
+        raise
     check_consistent_length(X, labels)
     if labels.dtype == object and any(label is None for label in labels.tolist()):
-        row = labels.tolist().index(None)
-        raise ValueError(f"Input y contains NaN: row {row} has no label. Drop such rows.")
+        raise _without_label(labels)
     return labels
+
+
+def check_target(y: Any, *, of_numbers: bool = False) -> None:
+    """Raise for a target with masked entries, complex numbers, or gradients.
+
+    With `of_numbers`, also for dates and durations, which would become numbers of a unit that
+    depends on their type. A `TypeError` for tensors, `ValueError` for the others.
+    """
+    check_tensor("y", y)
+    _refuse_mask("y", y)
+    what = kind_of(y) if hasattr(y, "dtype") else None
+    if what == "complex numbers" or of_numbers and what in ("dates", "durations"):
+        days = "days, as by (y - y.min()) / numpy.timedelta64(1, 'D')"
+        remedy = (
+            "their real or imaginary parts" if what == "complex numbers" else f"numbers of {days}"
+        )
+        raise ValueError(f"y holds {what}: pass {remedy}.")
+
+
+def _without_label(y: Any) -> ValueError:
+    """The error of labels of which one is missing."""
+    values = y.to_list() if hasattr(y, "to_list") else np.asarray(y).ravel().tolist()
+    row = next((i for i, value in enumerate(values) if _is_missing(value) or value != value), None)
+    where = "" if row is None else f": row {row} has no label. Drop such rows"
+    return ValueError(f"Input y contains NaN{where}.")
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether a value is None, or a missing one of pandas."""
+    return value is None or type(value).__name__ in ("NAType", "NaTType")
 
 
 def _refuse_mask(name: str, values: Any) -> None:

@@ -22,7 +22,9 @@ from skebm._validation import (
     check_is_fitted,
     check_labels,
     check_random_state,
+    check_target,
     check_weight,
+    dense_columns,
     fit_context,
     holds_only_numbers,
     is_frame,
@@ -239,6 +241,7 @@ class DensityRegressor(RegressorMixin, JointEstimator):
 
     def _check_both(self, X: Any, y: Any) -> tuple[Any, np.ndarray]:
         X = self._validate_rows(X, reset=True)
+        check_target(y, of_numbers=True)
         try:
             return X, np.asarray(check_labels(self, X, y), dtype=np.float64)
         except (TypeError, ValueError) as error:
