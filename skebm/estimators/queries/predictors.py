@@ -86,7 +86,7 @@ class JointEstimator(DocLinkMixin, TasksMixin, BaseEstimator, abc.ABC):
         """
         if self.density is not None or not holds_only_numbers(X):
             return CANDIDATES[0]
-        numbers = check_array(X, dtype=np.float64, ensure_all_finite="allow-nan")
+        numbers = check_array(dense_columns(X), dtype=np.float64, ensure_all_finite="allow-nan")
         table = np.column_stack([np.nan_to_num(numbers, nan=np.inf), y])  # nan differs from itself
         _, member = np.unique(table, axis=0, return_inverse=True)
         n = int(member.max()) + 1
