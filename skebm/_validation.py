@@ -325,15 +325,22 @@ def mask_as_missing(X: Any) -> Any:
 def dense_columns(X: Any, *, keep_bits: bool = False) -> Any:
     """X itself, or of a frame of pandas with sparse columns one of dense columns.
 
+    Missing entries among objects, such as pandas.NA, which is no number, become nan.
     With `keep_bits`, a frame whose columns are all sparse ones of bits stays as it is: models of
     bits take sparse rows, which scikit-learn makes of it.
     """
     if not hasattr(X, "iloc") or not is_frame(X):
         return X
     sparse = [j for j, dtype in enumerate(X.dtypes) if hasattr(dtype, "fill_value")]
-    if not sparse or keep_bits and len(sparse) == X.shape[1] and _are_sparse_bits(X):
+    objects = [j for j, dtype in enumerate(X.dtypes) if str(dtype) == "object"]
+    holes = [j for j in objects if X.iloc[:, j].isna().any()]
+    if not sparse and not holes:
+        return X
+    if keep_bits and len(sparse) == X.shape[1] and _are_sparse_bits(X):
         return X
     X = X.copy(deep=False)
+    for j in holes:
+        X.isetitem(j, X.iloc[:, j].where(X.iloc[:, j].notna(), np.nan))
     for j in sparse:
         X.isetitem(j, X.iloc[:, j].sparse.to_dense())
     return X

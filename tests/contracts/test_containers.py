@@ -12,7 +12,13 @@ import pytest
 import torch
 
 import skebm
-from skebm import BoltzmannMachineDensity, RBMEstimator, ScoreMatchingDensity, TractableDensity
+from skebm import (
+    BoltzmannMachineDensity,
+    RBMEstimator,
+    ScoreMatchingDensity,
+    TableEncoder,
+    TractableDensity,
+)
 from tests.contracts.test_frames import ESTIMATORS, WITH_TARGET, N, call, made
 from tests.support.tiers import about, named, only_full
 
@@ -164,6 +170,17 @@ def test_missing_booleans_of_polars_are_named():
         ScoreMatchingDensity().fit(X)
 
 
+def test_missing_objects_and_arrays_in_cells():
+    X = pd.DataFrame({"a": pd.Series([pd.NA, *NUMBERS[1:, 0]], dtype=object), "b": NUMBERS[:, 1]})
+    found = call(TableEncoder(), "fit", X).transform(X)
+    holes = X.assign(a=X["a"].fillna(np.nan).astype(float))
+    np.testing.assert_array_equal(found, call(TableEncoder(), "fit", holes).transform(holes))
+    with pytest.raises(ValueError, match="NaN in column 'a'"):
+        ScoreMatchingDensity().fit(X)
+    with pytest.raises(TypeError, match="'a' holds values that are no levels.*'ndarray'"):
+        TableEncoder().fit(X.assign(a=[np.arange(2)] * N))
+
+
 def test_structures_and_dictionaries_are_told_from_text():
     arrow = pytest.importorskip("pyarrow")
     records = pl.DataFrame({"a": [{"key": 1}] * N, "b": NUMBERS[:, 1]})
@@ -176,6 +193,9 @@ def test_structures_and_dictionaries_are_told_from_text():
         call(model, "fit", X).score(X) for X in (pd.DataFrame({"a": c}) for c in (coded, text))
     )
     assert found == expected
+    frame = pd.DataFrame({"a": coded, "b": NUMBERS[:, 1]})
+    drawn = call(TractableDensity(random_state=0), "fit", frame).sample(9, random_state=0)
+    assert set(drawn["a"]) <= {"no", "yes"}
 
 
 def test_numbers_as_text_are_said_to_be_so():

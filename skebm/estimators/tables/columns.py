@@ -94,6 +94,8 @@ def present_values(column: Any) -> np.ndarray:
 
 def is_present(value: Any) -> bool:
     """Whether a value is not missing: neither None, nor nan, nor that of pandas."""
+    if isinstance(value, np.ndarray):  # a list in a cell, which compares entry by entry
+        return True
     same = value == value
     return value is not None and isinstance(same, (bool, np.bool_)) and bool(same)
 
