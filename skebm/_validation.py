@@ -337,7 +337,9 @@ def dense_columns(X: Any, *, keep_bits: bool = False) -> Any:
     if not sparse and not holes:
         return X
     if keep_bits and len(sparse) == X.shape[1] and _are_sparse_bits(X):
-        return X.astype("Sparse[float64, 0]")  # scikit-learn makes objects of booleans
+        import pandas as pd
+
+        return X.astype(pd.SparseDtype(np.float64, 0.0))  # scikit-learn makes objects of booleans
     X = X.copy(deep=False)
     for j in holes:
         X.isetitem(j, X.iloc[:, j].where(X.iloc[:, j].notna(), np.nan))
