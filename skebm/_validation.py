@@ -10,7 +10,6 @@ import reprlib
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from datetime import date, timedelta
-from decimal import Decimal
 from numbers import Integral, Number
 from typing import Any, NamedTuple
 
@@ -59,10 +58,12 @@ __all__ = [
     "check_is_fitted",
     "check_labels",
     "check_random_state",
+    "check_target",
     "check_two_dimensions",
     "check_weight",
     "column_of",
     "column_ranges",
+    "dense_columns",
     "draw_seed",
     "torch_dtype_of",
     "fit_context",
@@ -195,11 +196,11 @@ def check_container(X: Any) -> None:
     """
     if type(X).__name__ == "LazyFrame":
         raise TypeError("X is a LazyFrame, whose rows are not computed yet: pass X.collect().")
-    if isinstance(X, torch.Tensor) and X.requires_grad:
-        raise TypeError(
-            "X is a tensor that requires gradients, which do not pass through an estimator: pass "
-            "X.detach()."
-        )
+    check_tensor("X", X)
+    if X is None or isinstance(X, str | bytes | Number):
+        raise ValueError(f"X is {reprlib.repr(X)}, and no table: pass its rows and columns.")
+    if getattr(getattr(X, "dtype", None), "kind", "") == "c":
+        raise ValueError(f"Complex data not supported. {REMEDIES['complex numbers']} of X.")
     is_dict = isinstance(X, dict) and not sp.issparse(X)  # sparse matrices by keys are, too
     if is_dict or getattr(getattr(X, "dtype", None), "names", None):
         what = "a dictionary" if is_dict else "an array of records"
@@ -218,6 +219,21 @@ def check_container(X: Any) -> None:
             f"Found array with 0 feature(s) (shape={tuple(X.shape)}) while a minimum of 1 is "
             "required: X has no columns: pass at least one."
         )
+
+
+def check_tensor(name: str, value: Any) -> None:
+    """Raise `TypeError` for a tensor that NumPy does not take: with gradients, sparse or brief."""
+    if not isinstance(value, torch.Tensor):
+        return
+    if value.requires_grad:
+        raise TypeError(
+            f"{name} is a tensor that requires gradients, which do not pass through an estimator: "
+            f"pass {name}.detach()."
+        )
+    if value.layout != torch.strided:
+        raise TypeError(f"{name} is a sparse tensor: pass {name}.to_dense().")
+    if value.dtype == torch.bfloat16:
+        raise TypeError(f"{name} is a tensor of bfloat16, which NumPy lacks: pass {name}.float().")
 
 
 def _check_lengths(X: list[Any] | tuple[Any, ...]) -> None:
@@ -246,6 +262,7 @@ def validate_data(estimator: Any, X: Any, **kwargs: Any) -> Any:
     check_container(X)
     _refuse_series(X)
     X, name = mask_as_missing(X), type(estimator).__name__
+    X = dense_columns(X, keep_bits=bool(kwargs.get("accept_sparse")))
     check_kinds(X, name)
     try:
         if _NAMES_COMPARED.get() and isinstance(X, np.ndarray) and not kwargs.get("reset", True):
@@ -269,12 +286,16 @@ def validate_data(estimator: Any, X: Any, **kwargs: Any) -> Any:
         if reason.startswith("Input X contains infinity"):
             where = _in_infinite_column(X)
             raise ValueError(f"{reason} It is{where}." if where else reason) from error
-        if reason.startswith("could not convert string to float"):
+        if reason.startswith(("could not convert string to float", "dtype='numeric'")):
+            if reason.startswith("dtype"):
+                reason = "X holds text"
             raise ValueError(
                 f"{reason}. {name} takes numbers. Encode text and categories before, as by "
                 f"make_pipeline(TableEncoder(), {name}()), or use an estimator that takes them, "
                 "such as RBMEstimator."
             ) from error
+        if reason.startswith("Expected 2D array"):
+            raise _not_two_dimensions(X) from error
         if "Found array with dim" in reason:
             images = getattr(estimator, "_takes_images", False)
             or_conv = ", or pass network=Conv() of skebm.energies, which takes images (n, C, H, W)"
@@ -299,6 +320,41 @@ def mask_as_missing(X: Any) -> Any:
     if X.dtype.kind in "Mm":
         return masked.filled(np.array("NaT", dtype=X.dtype))
     return masked.astype(object).filled(None) if X.dtype.kind in "OUS" else X.data
+
+
+def dense_columns(X: Any, *, keep_bits: bool = False) -> Any:
+    """X itself, or of a frame of pandas with sparse columns one of dense columns.
+
+    Missing entries among objects, such as pandas.NA, which is no number, become nan.
+    With `keep_bits`, a frame whose columns are all sparse ones of bits stays as it is: models of
+    bits take sparse rows, which scikit-learn makes of it.
+    """
+    if not hasattr(X, "iloc") or not is_frame(X):
+        return X
+    sparse = [j for j, dtype in enumerate(X.dtypes) if hasattr(dtype, "fill_value")]
+    objects = [j for j, dtype in enumerate(X.dtypes) if str(dtype) == "object"]
+    holes = [j for j in objects if X.iloc[:, j].isna().any()]
+    if not sparse and not holes:
+        return X
+    if keep_bits and len(sparse) == X.shape[1] and _are_sparse_bits(X):
+        import pandas as pd
+
+        return X.astype(pd.SparseDtype(np.float64, 0.0))  # scikit-learn makes objects of booleans
+    X = X.copy(deep=False)
+    for j in holes:
+        X.isetitem(j, X.iloc[:, j].where(X.iloc[:, j].notna(), np.nan))
+    for j in sparse:
+        X.isetitem(j, X.iloc[:, j].sparse.to_dense())
+    return X
+
+
+def _are_sparse_bits(X: Any) -> bool:
+    """Whether all values of sparse columns are 0 and 1, and 0 is left out."""
+    columns = [X.iloc[:, j] for j in range(X.shape[1])]
+    return all(
+        column.dtype.fill_value == 0 and np.isin(column.sparse.sp_values, (0, 1)).all()
+        for column in columns
+    )
 
 
 def is_frame(X: Any) -> bool:
@@ -334,46 +390,50 @@ def column_of(X: Any, j: int) -> Any:
 
 # Types of columns that are no numbers, by the beginnings of their names in pandas and polars.
 ENCODED = "Encode text, categories and dates before, as by make_pipeline(TableEncoder(), {name}())"
+LISTS = "lists or other objects"
 KINDS = {
+    ("list", "large_list", "array", "struct", "binary", "map"): LISTS,  # before "str" of text
     ("datetime", "date", "timestamp"): "dates",
     ("timedelta", "duration"): "durations",
     ("period",): "periods",
     ("time",): "times of day",
     ("interval",): "intervals",
-    ("categor", "enum"): "categories",
+    ("categor", "enum", "dictionary"): "categories",
     ("str", "utf8", "large_string"): "text",
     ("complex",): "complex numbers",
-    ("list", "array", "struct", "binary"): "lists or other objects",
 }
+# Types of arrays that hold no numbers in any column.
+WHOLE_ARRAYS = {"M": "dates", "m": "durations"}
 REMEDIES = {
     "complex numbers": "Pass their real and imaginary parts as two columns",
-    "lists or other objects": "Make columns of their entries first, or drop it",
+    LISTS: "Make columns of their entries first, or drop it",
     "times of day": "Pass them as numbers, such as hours",
 }
 
 
 def kind_of(column: Any) -> str | None:
-    """What a column of a frame holds that is no number; None for numbers and booleans."""
+    """What a column of a frame or of objects holds that is no number; None for numbers and bits."""
     dtype = str(column.dtype).lower()
     for beginnings, what in KINDS.items():
         if dtype.startswith(beginnings):
             return what
     if dtype != "object":
         return None
-    numbers = (int, float, np.number, np.bool_, Number, Decimal)
+    found = None
     for value in column.to_list() if hasattr(column, "to_list") else column.tolist():
+        if _is_missing(value):
+            continue
         if isinstance(value, complex | np.complexfloating):
             return "complex numbers"
         if isinstance(value, str):
             return "text"
         if isinstance(value, date | np.datetime64):
-            return "dates"
-        if isinstance(value, timedelta | np.timedelta64):
-            return "durations"
-        missing = value is None or type(value).__name__ in ("NAType", "NaTType")
-        if not missing and not isinstance(value, numbers):
-            return "lists or other objects"
-    return None
+            found = "dates"  # unless there is text, too
+        elif isinstance(value, timedelta | np.timedelta64):
+            found = "durations"
+        elif not isinstance(value, Number | np.bool_):
+            return LISTS
+    return found
 
 
 def advice_for(what: str, name: str) -> str:
@@ -383,6 +443,8 @@ def advice_for(what: str, name: str) -> str:
     if name == "TableEncoder":
         return "List it in categorical_features, or drop it."
     encoded = ENCODED.format(name=name)
+    if what not in ("text", "categories", "intervals"):
+        return f"{encoded}."
     return f"{encoded}, or use an estimator that takes categories, such as RBMEstimator."
 
 
@@ -399,11 +461,13 @@ def check_has_rows(X: Any, estimator: Any = None) -> None:
 def check_kinds(X: Any, name: str) -> None:
     """Raise `ValueError` that names a column of a table that holds no numbers, and the remedy."""
     check_has_rows(X)
-    if isinstance(X, np.ndarray) and X.dtype.kind in "Mm":
-        what = "dates" if X.dtype.kind == "M" else "durations"
+    if isinstance(X, np.ndarray) and X.dtype.kind in WHOLE_ARRAYS:
+        what = WHOLE_ARRAYS[X.dtype.kind]
         raise ValueError(
             f"X holds {what} in all columns, and {name} takes numbers. {advice_for(what, name)}"
         )
+    if isinstance(X, np.ndarray) and X.ndim == 2 and X.dtype == object:
+        _check_objects(X, name)
     if not is_frame(X):
         return
     for j, label in enumerate(X.columns):
@@ -412,6 +476,22 @@ def check_kinds(X: Any, name: str) -> None:
             raise ValueError(
                 f"Column {str(label)!r} holds {found}, and {name} takes numbers: could not convert "
                 f"{'string' if found == 'text' else 'them'} to float. {advice_for(found, name)}"
+            )
+
+
+def _check_objects(X: np.ndarray, name: str) -> None:
+    """Raise for a column of an array of objects that holds neither numbers nor text.
+
+    Text may be of numbers, and is left to scikit-learn. A `TypeError` for lists, as that has it.
+    """
+    for j in range(X.shape[1]):
+        found = kind_of(X[:, j])
+        if found not in (None, "text"):
+            is_list = found == LISTS
+            why = ": the argument must be a string or a number" if is_list else ""
+            raise (TypeError if is_list else ValueError)(
+                f"Column {j} of X holds {found}, and {name} takes numbers{why}. "
+                f"{advice_for(found, name)}"
             )
 
 
@@ -429,8 +509,12 @@ def _in_column(X: Any) -> str:
     if not hasattr(X, "columns"):
         return ""
     for j, name in enumerate(X.columns):
-        column = X.iloc[:, j] if hasattr(X, "iloc") else X.to_series(j).fill_nan(None)
-        if (column.isna() if hasattr(X, "iloc") else column.is_null()).any():
+        column = column_of(X, j)
+        if hasattr(X, "iloc"):
+            missing = column.isna().any()
+        else:
+            missing = column.has_nulls() or column.dtype.is_float() and column.is_nan().any()
+        if missing:
             return f" in column {str(name)!r}"
     return ""
 
@@ -440,7 +524,7 @@ def boolean_columns(X: Any) -> list[str]:
     check_container(X)
     if not is_frame(X):
         return []
-    dtypes = [str(dtype).lower() for dtype in X.dtypes]
+    dtypes = [str(getattr(dtype, "subtype", dtype)).lower() for dtype in X.dtypes]  # of sparse ones
     pairs = zip(X.columns, dtypes, strict=True)
     return [str(name) for name, dtype in pairs if dtype.startswith("bool")]
 
@@ -497,7 +581,16 @@ def check_two_dimensions(X: Any) -> None:
         return
     ndim = X.ndim if hasattr(X, "ndim") else np.asarray(X).ndim
     if ndim < 2:
-        check_array(X, dtype=None, ensure_min_samples=0, ensure_all_finite=False)
+        raise _not_two_dimensions(X)
+
+
+def _not_two_dimensions(X: Any) -> ValueError:
+    """The error of a row or a column where a table is expected."""
+    shape = np.shape(X)
+    return ValueError(
+        f"Expected 2D array, got {len(shape)}D array instead: X has the shape {shape}. Reshape "
+        "your data, by X.reshape(-1, 1) if it is a column, X.reshape(1, -1) if it is a row."
+    )
 
 
 def _refuse_series(X: Any) -> None:
@@ -562,13 +655,47 @@ def check_labels(estimator: Any, X: Any, y: Any) -> np.ndarray:
         raise ValueError(
             f"{type(estimator).__name__} requires y to be passed, but the target y is None."
         )
-    _refuse_mask("y", y)
-    labels: np.ndarray = _check_y(y, multi_output=False, y_numeric=False, estimator=estimator)
+    check_target(y)
+    try:
+        labels: np.ndarray = _check_y(y, multi_output=False, y_numeric=False, estimator=estimator)
+    except ValueError as error:
+        if "contains NaN" in str(error):
+            raise _without_label(y) from error
+        raise
     check_consistent_length(X, labels)
     if labels.dtype == object and any(label is None for label in labels.tolist()):
-        row = labels.tolist().index(None)
-        raise ValueError(f"Input y contains NaN: row {row} has no label. Drop such rows.")
+        raise _without_label(labels)
     return labels
+
+
+def check_target(y: Any, *, of_numbers: bool = False) -> None:
+    """Raise for a target with masked entries, complex numbers, or gradients.
+
+    With `of_numbers`, also for dates and durations, which would become numbers of a unit that
+    depends on their type. A `TypeError` for tensors, `ValueError` for the others.
+    """
+    check_tensor("y", y)
+    _refuse_mask("y", y)
+    what = kind_of(y) if hasattr(y, "dtype") else None
+    if what == "complex numbers" or of_numbers and what in ("dates", "durations"):
+        days = "days, as by (y - y.min()) / numpy.timedelta64(1, 'D')"
+        remedy = (
+            "their real or imaginary parts" if what == "complex numbers" else f"numbers of {days}"
+        )
+        raise ValueError(f"y holds {what}: pass {remedy}.")
+
+
+def _without_label(y: Any) -> ValueError:
+    """The error of labels of which one is missing."""
+    values = y.to_list() if hasattr(y, "to_list") else np.asarray(y).ravel().tolist()
+    row = next((i for i, value in enumerate(values) if _is_missing(value) or value != value), None)
+    where = "" if row is None else f": row {row} has no label. Drop such rows"
+    return ValueError(f"Input y contains NaN{where}.")
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether a value is None, or a missing one of pandas."""
+    return value is None or type(value).__name__ in ("NAType", "NaTType")
 
 
 def _refuse_mask(name: str, values: Any) -> None:

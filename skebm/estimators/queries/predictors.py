@@ -22,7 +22,9 @@ from skebm._validation import (
     check_is_fitted,
     check_labels,
     check_random_state,
+    check_target,
     check_weight,
+    dense_columns,
     fit_context,
     holds_only_numbers,
     is_frame,
@@ -84,7 +86,7 @@ class JointEstimator(DocLinkMixin, TasksMixin, BaseEstimator, abc.ABC):
         """
         if self.density is not None or not holds_only_numbers(X):
             return CANDIDATES[0]
-        numbers = check_array(X, dtype=np.float64, ensure_all_finite="allow-nan")
+        numbers = check_array(dense_columns(X), dtype=np.float64, ensure_all_finite="allow-nan")
         table = np.column_stack([np.nan_to_num(numbers, nan=np.inf), y])  # nan differs from itself
         _, member = np.unique(table, axis=0, return_inverse=True)
         n = int(member.max()) + 1
@@ -239,6 +241,7 @@ class DensityRegressor(RegressorMixin, JointEstimator):
 
     def _check_both(self, X: Any, y: Any) -> tuple[Any, np.ndarray]:
         X = self._validate_rows(X, reset=True)
+        check_target(y, of_numbers=True)
         try:
             return X, np.asarray(check_labels(self, X, y), dtype=np.float64)
         except (TypeError, ValueError) as error:

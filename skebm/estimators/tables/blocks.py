@@ -336,6 +336,8 @@ class NumberBlock(ColumnBlock):
 
 def has_only_bits(X: Any) -> bool:
     """Whether all known values are 0 or 1."""
+    if sp.issparse(X):  # what it leaves out is 0
+        return bool(entries_are_bits(X.data).all())
     return all(bool(entries_are_bits(block).all()) for _, block in array_blocks(X))
 
 

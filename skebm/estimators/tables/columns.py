@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Sequence
-from decimal import Decimal
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ from skebm._validation import (
     check_has_rows,
     check_two_dimensions,
     column_of,
+    dense_columns,
     is_frame,
     kind_of,
     mask_as_missing,
@@ -36,9 +36,9 @@ IDENTIFIERS, FEWEST_OF_THEM = 0.9, 20
 
 
 def as_table(X: Any) -> Any:
-    """Data frames and dense arrays unchanged, anything else as a two-dimensional dense array."""
+    """Dense frames and arrays unchanged, anything else as a two-dimensional dense table."""
     if is_frame(X):
-        return X
+        return dense_columns(X)
     check_two_dimensions(X)
     return X.toarray() if sp.issparse(X) else np.asarray(mask_as_missing(X))
 
@@ -94,6 +94,8 @@ def present_values(column: Any) -> np.ndarray:
 
 def is_present(value: Any) -> bool:
     """Whether a value is not missing: neither None, nor nan, nor that of pandas."""
+    if isinstance(value, np.ndarray):  # a list in a cell, which compares entry by entry
+        return True
     same = value == value
     return value is not None and isinstance(same, (bool, np.bool_)) and bool(same)
 
@@ -252,16 +254,19 @@ class Coding(NamedTuple):
 
     def warn_of_identifiers(self, codes: np.ndarray) -> None:
         """Warn of columns of the rows of `fit` in which nearly every row has its own level."""
-        found = []
+        found, numeric = [], []
         for j in self.levels:
             known = codes[~np.isnan(codes[:, j]), j]
             n_levels = len(np.unique(known))
             if len(known) >= FEWEST_OF_THEM and n_levels >= IDENTIFIERS * len(known):
                 found.append(f"{self.names[j]!r} ({n_levels} levels in {len(known)} rows)")
+                if 2 * sum(map(is_number, self.levels[j])) > len(self.levels[j]):
+                    numeric.append(self.names[j])
         if found:
+            convert = f" Make numbers of {numeric[0]!r}, by pandas.to_numeric." if numeric else ""
             warn(
                 f"Columns {', '.join(found)} have levels that occur once, which say nothing of new "
-                "rows and cost a number each: drop such columns.",
+                f"rows and cost a number each: drop such columns.{convert}",
                 DataWarning,
             )
 
@@ -318,16 +323,15 @@ def _categorical(X: Any, names: list[str], asked: Any) -> list[int]:
             return [j for j in range(d) if _is_categorical(column_of(X, j))]
         if X.dtype.kind in "US":
             return list(range(d))
-        return [j for j in range(d) if X.dtype == object and _holds_other_than_numbers(X[:, j])]
+        return [j for j in range(d) if X.dtype == object and _holds_levels(X[:, j])]
     return sorted(set(column_numbers("categorical_features", asked, names, d)))
 
 
 def _is_categorical(column: Any) -> bool:
     """Whether a column of a frame holds text or categories, or other objects than numbers."""
-    name = str(column.dtype).lower()
-    if name.startswith(("categor", "string", "str", "utf8", "large_string", "enum", "interval")):
-        return name != "struct" and not name.startswith("struct")
-    return name == "object" and _holds_other_than_numbers(column)
+    if str(column.dtype).lower() == "object":
+        return _holds_levels(column)
+    return kind_of(column) in ("text", "categories", "intervals")
 
 
 def _is_boolean(column: Any) -> bool:
@@ -335,9 +339,21 @@ def _is_boolean(column: Any) -> bool:
     return all(isinstance(v, bool | np.bool_) for v in _objects(column) if is_present(v))
 
 
-def _holds_other_than_numbers(column: Any) -> bool:
-    numbers = (int, float, np.number, np.bool_, complex, Decimal)
-    return not all(isinstance(v, numbers) for v in _objects(column) if is_present(v))
+def _holds_levels(column: Any) -> bool:
+    """Whether a column of objects holds levels: no numbers, dates or durations.
+
+    Of a day, another one says nothing as a level; as a number it does.
+    """
+    return kind_of(column) not in (None, "complex numbers", "dates", "durations")
+
+
+def is_number(level: Any) -> bool:
+    """Whether a level is a number, or text that is read as one."""
+    try:
+        float(level)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _objects(column: Any) -> list[Any]:
@@ -370,7 +386,10 @@ def _levels_of_column(column: Any, name: str) -> tuple[Hashable, ...]:
         raise ValueError(f"Column {name!r} is missing in all rows: drop it.")
     if not declared:
         # By type and value, so that numbers and strings may be mixed.
-        levels.sort(key=lambda v: (type(v).__name__, v) if not isinstance(v, bool) else ("", v))
+        try:
+            levels.sort(key=lambda v: (type(v).__name__, v) if not isinstance(v, bool) else ("", v))
+        except TypeError:  # members of an enumeration, for example, have no order
+            levels.sort(key=lambda v: (type(v).__name__, repr(v)))
     return tuple(levels)
 
 

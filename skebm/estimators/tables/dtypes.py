@@ -14,7 +14,7 @@ def plain_dtype(dtype: Any, kind: str) -> list[Any]:
         return [name, dtype.time_unit, dtype.time_zone] if name == "Datetime" else [name]
     categories = getattr(dtype, "categories", None)
     if kind == "array" or categories is None:
-        return [str(dtype)]
+        return [str(dtype) if kind == "array" or _is_readable(str(dtype)) else "object"]
     own = str(categories.dtype)
     values = [str(v) for v in categories] if _is_of_time(own) else list(categories)
     return ["category", values, own, bool(dtype.ordered)]
@@ -36,6 +36,17 @@ def dtype_of(plain: list[Any], kind: str) -> Any:
         return pd.api.types.pandas_dtype(name)
     values, own, ordered = rest
     return pd.CategoricalDtype(pd.Index(values, dtype=own), ordered=ordered)
+
+
+def _is_readable(name: str) -> bool:
+    """Whether pandas makes a type of its name: not of decimals and dictionaries of Arrow."""
+    import pandas as pd
+
+    try:
+        pd.api.types.pandas_dtype(name)
+    except (TypeError, NotImplementedError):
+        return False
+    return True
 
 
 def _is_of_time(name: str) -> bool:

@@ -462,7 +462,7 @@ def one_kind_table(
     own = names if len(X.shape) == 2 else None
     units = learn_units(flat, weight, standardize, bounds, own)
     if len(X.shape) == 2:  # pixels cannot be dropped
-        _warn_of_constants(flat, names)
+        _warn_of_constants(flat, units, names)
     columns, bounded = range(flat.shape[1]), bounds is not None
     numbers = NumberBlock(columns, units, names, standardized=standardize, bounded=bounded)
     return Table([numbers], row_shape=X.shape[1:])
@@ -589,11 +589,9 @@ def choose_domain(X: Any, domain: Any, sampler: Sampler | None, bounds: Any) -> 
     return Binary((n,)) if has_only_bits(X) else Real((n,))
 
 
-def _warn_of_constants(X: Any, names: Sequence[str] | None) -> None:
-    if isinstance(X, MappedArray):
-        constant = np.equal(*X.ranges)
-    else:
-        constant = (X[0] == X).all(0) & (len(X) > 1)
+def _warn_of_constants(X: Any, units: Units, names: Sequence[str] | None) -> None:
+    lowest, highest = units.apply(np.stack(column_ranges(X)))
+    constant = (lowest == highest) & (X.shape[0] > 1)
     if constant.any():
         warn(
             f"Columns {list_columns(constant, names)} are constant. They are modelled as varying "

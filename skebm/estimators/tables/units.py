@@ -23,8 +23,15 @@ class Units(NamedTuple):
     domain: Domain
 
     def apply(self, x: np.ndarray) -> np.ndarray:
-        """Units of the data to those of the energy; float64 in between."""
-        return (x.astype(np.float64) - self.centre) / self.scale
+        """Units of the data to those of the energy; float64 in between.
+
+        Rounding errors of a constant column, whose scale is 1, become 0: a density would be a spike
+        at each of them.
+        """
+        off = (x.astype(np.float64) - self.centre) / self.scale
+        for j in np.flatnonzero((self.scale == 1) & (self.centre != 0)):
+            off[..., j][np.abs(off[..., j]) <= _rounding_errors(x.dtype, self.centre[j])] = 0.0
+        return off
 
     def invert(self, z: np.ndarray) -> np.ndarray:
         """Back to the units of the data."""
@@ -102,13 +109,19 @@ def extreme_factors(low: np.ndarray, high: np.ndarray) -> np.ndarray | None:
 
 def _is_constant(X: Any, mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """Columns whose values are all equal, or differ by rounding errors of a small number."""
-    doubles, own = np.finfo(np.float64).eps, np.finfo(X.dtype).eps
-    rounding = max(100 * doubles, own) * np.abs(mean)
+    rounding = _rounding_errors(X.dtype, mean)
     # Large numbers may be coarse and vary nevertheless: timestamps in float32 are rounded to two
     # minutes. As their scale would stay what it is, what varies by much never counts as constant.
     narrow = scale <= np.minimum(rounding, 1e-3)
     low, high = column_ranges(X)
     return (low == high) | narrow
+
+
+def _rounding_errors(dtype: Any, mean: np.ndarray) -> np.ndarray:
+    """Sizes of the rounding errors of numbers of a type around means."""
+    own = np.finfo(dtype).eps if np.dtype(dtype).kind == "f" else 0.0
+    found: np.ndarray = max(100 * np.finfo(np.float64).eps, own) * np.abs(mean)
+    return found
 
 
 def _mean_of_known(x: np.ndarray, weight: np.ndarray | None) -> np.ndarray:

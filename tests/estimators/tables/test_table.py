@@ -5,8 +5,10 @@ import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import sparse
+from sklearn.base import clone
 
-from skebm.base import Binary, Categorical, Real
+from skebm import ScoreMatchingDensity
+from skebm.base import Binary, Categorical, DataWarning, Real
 from skebm.estimators.neural.conditional.table import conditional_table
 from skebm.estimators.rbm.gated.table import pair_table, with_any_y
 from skebm.estimators.sequences.label_family import LabelBlock
@@ -20,7 +22,7 @@ from skebm.estimators.tables.blocks import (
 )
 from skebm.estimators.tables.columns import Coding, column_numbers
 from skebm.estimators.tables.table import Table, column_table, one_kind_table
-from skebm.estimators.tables.units import Units
+from skebm.estimators.tables.units import Units, learn_units
 
 KIND = {"device": torch.device("cpu"), "dtype": torch.float64}
 UNITS = Units(np.array([3.0, -1.0]), np.array([2.0, 0.5]), Real((2,)))
@@ -209,3 +211,20 @@ def test_columns_that_are_not_there(asked, said):
         column_numbers("given", asked, list("abc"), 3)
     with pytest.raises(ValueError, match="no names"):
         column_numbers("given", ["a"], None, 3)
+
+
+def test_rounding_errors_do_not_vary():
+    """A column of 0.1 + 0.2 and 0.3 is a constant, and so it is said to be."""
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=(40, 2)) * [1e-15, 1.0]
+    X = noise + [0.3, 5.0]
+    assert len(np.unique(X[:, 0])) > 2
+    units = learn_units(X, None, True, None)
+    assert not units.apply(X)[:, 0].any()
+    assert_allclose(units.apply(X + 1)[:, 0], 1, rtol=1e-6)
+    with pytest.warns(DataWarning, match=r"Columns \[0\] are constant"):
+        model = ScoreMatchingDensity(base="gaussian", n_iter=1, random_state=0).fit(X)
+    constant = np.column_stack([np.full(40, 0.3), X[:, 1]])
+    with pytest.warns(DataWarning, match="constant"):
+        expected = clone(model).fit(constant)
+    assert_allclose(model.score_samples(X), expected.score_samples(constant), rtol=1e-4)

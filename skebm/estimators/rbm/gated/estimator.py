@@ -15,7 +15,9 @@ from skebm._validation import (
     Interval,
     StrOptions,
     as_numbers,
+    check_container,
     check_is_fitted,
+    check_target,
     fit_context,
 )
 from skebm.base import LogLikelihoods
@@ -275,6 +277,8 @@ class GatedRBM(ConditionalPartitionMixin, FeaturesMixin, BaseEBM):
         kwargs |= {"reset": reset, "min_samples": min_samples}
         if not isinstance(X, Pairs):
             return super()._validate(X, **kwargs)
+        check_container(X.X)
+        check_target(X.y, of_numbers=True)
         y = X.y.toarray() if sp.issparse(X.y) else X.y
         x, y = super()._validate(X.X, y=y, multi_output=True, y_numeric=True, **kwargs)
         target = as_numbers("y", y)

@@ -10,6 +10,7 @@ import numpy as np
 
 from skebm._validation import warn
 from skebm.base import DataWarning
+from skebm.estimators.tables.columns import is_number
 from skebm.estimators.tables.encoding.levels import LevelCodes
 from skebm.estimators.tables.encoding.numbers import Deviation, Feature
 
@@ -60,7 +61,7 @@ def text_note(
     n = int(counts.sum())
     n_levels = int((counts > 0).sum())
     why = f"{n_levels} levels in {n} rows"
-    n_numbers = sum(int(counts[k]) for k in range(len(levels)) if _is_number(levels[k]))
+    n_numbers = sum(int(counts[k]) for k in range(len(levels)) if is_number(levels[k]))
     is_dates = all(DATE.match(str(levels[k])) for k in np.flatnonzero(counts))
     if is_dates:
         why += ", of dates that are not of the form 2024-12-31"
@@ -74,14 +75,6 @@ def text_note(
     parts = ["rarity of the level"] * (made.names[0] == f"{name}_rarity")
     parts += [f"a column for each of the {n_own} commonest levels"] * (n_own > 0)
     return Note(name, WIDE, "; ".join(parts) or "seen in fit or not", why, "dates" * is_dates)
-
-
-def _is_number(level: Any) -> bool:
-    try:
-        float(level)
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 def say(notes: list[Note], verbose: int) -> None:
