@@ -303,6 +303,9 @@ class EnergyOutlierDetector(
     'od280/od315_of_diluted_wines'
     """
 
+    # Weights can be routed to `fit`, which takes them among its other arguments.
+    __metadata_request__fit = {"sample_weight": None}
+
     estimators_: list[Any]
     _threshold: Threshold
     contaminated_: ContaminatedShare | None

@@ -7,6 +7,7 @@ from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
+from sklearn import get_config
 from sklearn.model_selection import KFold, check_cv
 from sklearn.pipeline import make_pipeline
 
@@ -32,12 +33,14 @@ def default_estimator(
     """A table encoder, and how surprising rows of its columns are."""
     bulk = WEIGHT_OF_BULK if trim == "auto" else 0
     surprise = RowSurprise(bulk=bulk, n_jobs=n_jobs, verbose=verbose)
+    if get_config()["enable_metadata_routing"]:
+        surprise.set_fit_request(sample_weight=True)
     return make_pipeline(TableEncoder(), surprise)
 
 
 def params_of_default(params: dict[str, Any]) -> dict[str, Any]:
     """Parameters of `fit` for the default estimator, whose density takes the weights of rows."""
-    if "sample_weight" not in params:
+    if "sample_weight" not in params or get_config()["enable_metadata_routing"]:
         return params
     others = {name: value for name, value in params.items() if name != "sample_weight"}
     return others | {"rowsurprise__sample_weight": params["sample_weight"]}
