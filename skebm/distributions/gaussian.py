@@ -131,11 +131,12 @@ class Gaussian(Distribution):
         flat = flat[index]
         mean = w @ flat / w.sum()
         centred = flat - mean
-        scale = usable_scale(w @ centred.square() / w.sum(), varies(flat, x.dtype))
+        varying = varies(flat, x.dtype)
+        scale = usable_scale(w @ centred.square() / w.sum(), varying)
         if diagonal:
             shape = x.shape[1:]
             return cls(mean.view(shape).to(x.dtype), scale.view(shape).to(x.dtype))
-        z = centred / scale
+        z = torch.where(varying, centred / scale, 0.0)
         correlation = (z * w[:, None]).t() @ z / w.sum()
         if shrinkage == "auto":
             s = ledoit_wolf(z, w, correlation)

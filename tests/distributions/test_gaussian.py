@@ -215,6 +215,15 @@ def test_constant_and_duplicated_columns_have_finite_densities(dtype, diagonal):
     assert float(variance[4] / variance[0]) == pytest.approx(1e6, rel=1e-3)
 
 
+def test_whole_numbers_that_doubles_hardly_tell_apart_are_a_constant_column():
+    """Identifiers near 2^60, which vary by a few units in the last place."""
+    x = rows(100).to(DOUBLE)
+    identifiers = 2.0**60 + 256 * torch.arange(100, dtype=DOUBLE)[:, None] % 7
+    fitted = Gaussian.fit(torch.cat([x, identifiers], 1))
+    torch.testing.assert_close(fitted.covariance[:-1, :-1], Gaussian.fit(x).covariance)
+    assert fitted.covariance[-1].tolist() == [0.0] * x.shape[1] + [1.0]
+
+
 def test_one_row_is_the_mean_of_a_unit_normal():
     fitted = Gaussian.fit(torch.tensor([[2.0, 3.0]]))
     assert fitted.mean.tolist() == [2.0, 3.0]
