@@ -4,6 +4,7 @@ import functools
 import itertools
 import math
 import pickle
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -21,6 +22,7 @@ from skebm.distributions import GaussianMixture, RegressionMixture
 from skebm.energies import MLP, ConditionalEnergy, Spec
 from skebm.energies.conditional import target_whitening
 from skebm.estimators import lagged
+from skebm.estimators.neural.conditional import normalisers
 from skebm.estimators.neural.conditional.normalisers import (
     Annealing,
     log_z_of_conditions,
@@ -390,6 +392,25 @@ def test_log_z_of_three_columns_is_bracketed_by_both_directions_of_annealing():
     assert ((found.upper - exact).abs() < 0.15).all()
     alone = log_z_of_conditions(energy, c[1:], settings)
     torch.testing.assert_close(alone.value, found.value[1:])
+
+
+def test_log_z_of_many_draws_is_preferred_to_annealing_where_it_will_be_precise(monkeypatch):
+    """Standard errors of 400 draws are too large, those of 8,000 are not."""
+    energy, c = energy_of(1, 3, 0.2), torch.linspace(-0.5, 0.5, 5, dtype=F64)[:, None]
+    few = log_z_of_conditions(energy, c, Annealing(ConditionalAIS(20, 1, 1e3), 0.2, 0))
+    most = 0.5 * float(few.std_error.max())
+    annealed = Mock(wraps=normalisers.annealed_log_z)
+    monkeypatch.setattr(normalisers, "annealed_log_z", annealed)
+    settings = Annealing(ConditionalAIS(20, 120, most), 0.2, 0)
+    found = log_z_of_conditions(energy, c, settings, upper=False)
+    assert not annealed.called
+    assert (found.std_error <= most).all()
+    with torch.no_grad():
+        exact = brute_log_z(energy, c, 61, 9.0)
+    assert ((found.value - exact).abs() < 4 * found.std_error).all()
+    hard = settings._replace(ais=ConditionalAIS(20, 120, 0.01 * most))
+    log_z_of_conditions(energy, c, hard, upper=False)
+    assert annealed.called
 
 
 # ------------------------------------------------------------------------------

@@ -35,8 +35,10 @@ from skebm.partition.given import (
 
 # Temperatures at first, and the Langevin steps before annealing backward.
 FEWEST_TEMPERATURES, N_BURN_IN = 30, 10
-# Draws of importance sampling for each chain of annealing.
-DRAWS_PER_CHAIN = 20
+# Draws of importance sampling for each chain of annealing, and where these are not enough, but so
+# many more will be: they take less time than 120 temperatures, and are more precise than 480 where
+# the model is near its base.
+DRAWS_PER_CHAIN, MORE_DRAWS = 20, 400
 # Numbers that are held at once, and conditions.
 CHUNK, BLOCK = 200_000, 256
 # Means: draws of the base, tried one after the other; error, relative to the standard deviation of
@@ -75,14 +77,16 @@ def log_z_of_conditions(
 
     It is 0 where the model is its base. With one or two columns, log Z is computed by quadrature
     where this converges. Otherwise it is estimated by importance sampling from the base if its
-    standard error is then small enough, and else by annealed importance sampling with 30, 120,
-    480, ... temperatures. `upper` says whether to anneal backward as well, and `verbose` whether to
-    show a progress bar if it takes longer than two seconds.
+    standard error is then small enough, with more draws if it would be by these, and else by
+    annealed importance sampling with 30, 120, 480, ... temperatures. `upper` says whether to anneal
+    backward as well, and `verbose` whether to show a progress bar if it takes longer than two
+    seconds.
     """
 
     def of_block(some: Tensor) -> LogZGiven:
         found, possible = _without_draws(energy, some)
-        _refine_by_draws(found, energy, some, settings, possible, [1], upper)
+        draws = DRAWS_PER_CHAIN, MORE_DRAWS
+        _refine_by_draws(found, energy, some, settings, possible, draws, upper)
         return found
 
     return cat([of_block(some) for some in _blocks(c, "log Z", verbose)])
@@ -117,7 +121,7 @@ def means_of_conditions(
             if len(index):
                 asked = (energy, some[index], chains, n_draws, 1, -math.inf, factor)
                 found.put(index, _by_annealing(*asked))
-        _refine_by_draws(found, energy, some, chains, possible, [], False, factor)
+        _refine_by_draws(found, energy, some, chains, possible, (), False, factor)
         return found
 
     return cat([of_block(some) for some in _blocks(c, "means", verbose)])
@@ -149,22 +153,37 @@ def _refine_by_draws(
     c: Tensor,
     settings: Annealing,
     possible: Tensor,
-    first: list[int],
+    draws: tuple[int, ...],
     upper: bool,
     factor: Tensor | None = None,
 ) -> None:
-    """Estimate, in place, what is not precise enough, with `first` and more temperatures."""
-    ais, numbers = settings.ais, list(first)
-    if ais.n_betas > 1:
-        numbers += numbers_of_temperatures(FEWEST_TEMPERATURES, ais.n_betas)
+    """Estimate, in place, what is not precise enough, by draws of the base and by annealing.
 
-    def estimate(index: Tensor, n_betas: int) -> LogZGiven:
-        n_chains = ais.n_chains * (DRAWS_PER_CHAIN if n_betas == 1 else 1)
-        worst = math.inf if n_betas == numbers[-1] else ais.max_error
-        back_to = worst if upper else -math.inf
-        return _by_annealing(energy, c[index], settings, n_chains, n_betas, back_to, factor)
+    `draws` are numbers for each chain. Of more than the first, the standard error is expected to
+    fall with their square root: where that is not enough they are left out.
+    """
+    ais = settings.ais
 
-    found.refine(estimate, numbers, ais.max_error, possible)
+    def estimate(index: Tensor, n_chains: int, n_betas: int, is_last: bool) -> LogZGiven:
+        worst = (math.inf if is_last else ais.max_error) if upper else -math.inf
+        return _by_annealing(energy, c[index], settings, n_chains, n_betas, worst, factor)
+
+    anneals = ais.n_betas > 1
+    for number in draws:
+        late = possible & ~found.exact & ~(found.std_error <= ais.max_error)
+        if number > draws[0] and anneals:
+            late &= math.sqrt(draws[0] / number) * found.std_error <= ais.max_error
+        index = late.nonzero().ravel()
+        if len(index):
+            is_last = number == draws[-1] and not anneals
+            found.put(index, estimate(index, number * ais.n_chains, 1, is_last))
+    if anneals:
+        numbers = numbers_of_temperatures(FEWEST_TEMPERATURES, ais.n_betas)
+
+        def anneal(index: Tensor, n_betas: int) -> LogZGiven:
+            return estimate(index, ais.n_chains, n_betas, n_betas == numbers[-1])
+
+        found.refine(anneal, numbers, ais.max_error, possible)
 
 
 def _standard_deviations(base: RowMixtures, factor: Tensor) -> Tensor:
