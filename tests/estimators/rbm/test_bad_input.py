@@ -54,7 +54,7 @@ def with_value(value, table=X):
         pytest.param(sp.csr_array(with_value(np.nan)), "NaN", id="sparse nan"),
         pytest.param(sp.csr_array(with_value(np.inf)), "infinity", id="sparse inf"),
         pytest.param(X[0], "1D array", id="1d"),
-        pytest.param(np.float64(1.0), "scalar array", id="0d"),
+        pytest.param(np.float64(1.0), "no table", id="0d"),
         pytest.param(X[None], "dim 3", id="3d"),
         pytest.param(X[:0], "0 sample", id="no rows"),
         pytest.param(X[:, :0], "0 feature", id="no columns"),
@@ -88,7 +88,7 @@ def _dense(x):
 
 
 def test_none_is_not_a_table():
-    with pytest.raises(ValueError, match="2D array"):
+    with pytest.raises(ValueError, match="no table"):
         rbm().fit(None)
 
 
