@@ -188,7 +188,7 @@ def grow_tree(codes: Tensor, grad: Tensor, curvature: Tensor, growth: Growth) ->
     n_bins = max(2, int(codes.max()) + 1) if codes.numel() else 2
     some = _SomeRows.all_of(codes, grad, curvature)
     sums = some.histograms(1, n_bins)
-    while True:
+    while codes.shape[1]:  # of no columns, the tree is a leaf
         splits = _best_splits(sums, growth, LEAST_CURVATURE * whole[1])
         order = splits.gain.argsort(descending=True)[: growth.max_leaf_nodes - nodes.n_leaves]
         # Rounding alone divides leaves whose rows are all of one kind.

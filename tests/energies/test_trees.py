@@ -161,6 +161,13 @@ def test_a_tree_of_bits_does_not_depend_on_empty_bins():
     assert len(trees[0].value) > 4
 
 
+def test_of_no_columns_a_tree_is_a_leaf():
+    y = torch.arange(6, dtype=DOUBLE)
+    tree = grow_tree(torch.zeros(6, 0, dtype=torch.uint8), -y, torch.ones_like(y), Growth(l2=0.0))
+    assert tree.value.tolist() == [2.5]
+    assert len(tree.column) == 0
+
+
 @pytest.mark.parametrize("least", [1, 3, 10])
 def test_columns_are_divided_where_an_edge_has_enough_rows_on_both_sides(least):
     generator = seeded(0)

@@ -297,3 +297,13 @@ def test_a_column_of_identifiers_is_named():
     for model in (BoostedDensity(n_iter=0, random_state=0), TractableDensity(random_state=0)):
         with pytest.warns(DataWarning, match=r"'id' \(60 levels in 60 rows\)"):
             model.fit(frame)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("n_ones", [0, 3])
+def test_bits_of_which_none_can_be_divided_are_fitted(n_ones):
+    X = np.zeros((100, 4))
+    X[np.arange(n_ones), np.arange(n_ones)] = 1.0
+    model = BoostedDensity(random_state=0).fit(X)
+    assert np.isfinite(model.score_samples(X)).all()
+    assert model.score_samples(X[-1:]) > model.score_samples(1 - X[-1:])
