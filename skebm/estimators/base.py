@@ -865,29 +865,7 @@ class FeaturesMixin(ClassNamePrefixFeaturesOutMixin, TransformerMixin, OfModel):
         return int(self._recipe.family.n_hidden)
 
 
-class LogPartitionMixin:
-    """log Z of a model, its error and its bounds, in nats."""
-
-    _log_partition: Callable[[], LogPartition]
-
-    @property
-    def log_partition_(self) -> float:
-        """log Z in nats, computed when first needed; 0 with ``partition=None``."""
-        return self._log_partition().value
-
-    @property
-    def log_partition_std_(self) -> float:
-        """Standard error of `log_partition_`; 0 if exact."""
-        return self._log_partition().std_error
-
-    @property
-    def log_partition_bounds_(self) -> tuple[float, float]:
-        """Lower and upper bounds on log Z, or an interval that it is probably in."""
-        found = self._log_partition()
-        return found.lower, found.upper
-
-
-class PartitionMixin(LogPartitionMixin, OfModel):
+class PartitionMixin(OfModel):
     """Energies, log Z and likelihoods of a model whose rows share one log Z."""
 
     _log_z: LogZ
@@ -1038,6 +1016,22 @@ class PartitionMixin(LogPartitionMixin, OfModel):
         if self.partition == "auto":
             return str(self._choose_partition())
         return f"as given: {in_a_line(self.partition)}"
+
+    @property
+    def log_partition_(self) -> float:
+        """log Z in nats, computed when first needed; 0 with ``partition=None``."""
+        return self._log_partition().value
+
+    @property
+    def log_partition_std_(self) -> float:
+        """Standard error of `log_partition_`; 0 if exact."""
+        return self._log_partition().std_error
+
+    @property
+    def log_partition_bounds_(self) -> tuple[float, float]:
+        """Lower and upper bounds on log Z, or an interval that it is probably in."""
+        found = self._log_partition()
+        return found.lower, found.upper
 
     @property
     def log_partition_kind_(self) -> str:

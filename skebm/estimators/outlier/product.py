@@ -49,7 +49,7 @@ from skebm.base.processes import (
 )
 from skebm.distributions import Distribution, Stack
 from skebm.estimators._docs import DocLinkMixin
-from skebm.estimators.base import LogPartitionMixin, NamedEstimators, atomic
+from skebm.estimators.base import NamedEstimators, PartitionMixin, atomic
 from skebm.estimators.queries.densities import (
     draw_rows,
     log_normaliser,
@@ -152,7 +152,6 @@ def fit_expert(
 
 class ProductOfDensities(
     QueriesMixin,
-    LogPartitionMixin,
     DocLinkMixin,
     SourceMixin,
     TasksMixin,
@@ -457,6 +456,11 @@ class ProductOfDensities(
                 log_z["found"] = self._estimate_of_weights(log_ratio)
         found: LogPartition = log_z["found"]
         return found
+
+    # Written once, for whoever has `_log_partition`.
+    log_partition_ = PartitionMixin.log_partition_
+    log_partition_std_ = PartitionMixin.log_partition_std_
+    log_partition_bounds_ = PartitionMixin.log_partition_bounds_
 
     def _estimate_of_weights(self, log_ratio: np.ndarray) -> LogPartition:
         """log Z of the energy, from the log importance weights of draws of the mixture."""
